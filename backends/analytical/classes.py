@@ -1,0 +1,203 @@
+"""Compute and memory time of each class of kernel, over whole columns."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from stablecast.backends.analytical.constants import Constants
+from stablecast.backends.analytical.rates import MatrixRates
+from stablecast.backends.analytical.tiles import TILES, TileConstants, padded_time, tiled_time
+from stablecast.backends.device import Device
+from stablecast.backends.estimates import BoolArray, FloatArray, TextArray
+from stablecast.ir.kernels import KernelClass, KernelTable
+
+_GROUP: Final = {
+    KernelClass.MATMUL: "matmul",
+    KernelClass.MOE: "matmul",
+    KernelClass.CONVOLUTION: "convolution",
+    KernelClass.ATTENTION: "attention",
+    KernelClass.ELEMENTWISE: "stream",
+    KernelClass.REDUCTION: "reduce",
+    KernelClass.COPY: "copy",
+    KernelClass.GATHER: "gather",
+    KernelClass.SCATTER: "gather",
+    KernelClass.SORT: "sort",
+    KernelClass.FFT: "fft",
+    KernelClass.CUSTOM: "custom",
+}
+GROUPS: Final = ("matmul", "convolution", "attention", "stream", "reduce", "copy", "gather", "sort", "fft", "custom")
+"""Classes that share constants: `share.GROUP` of the memory rate, `low.GROUP` and `high.GROUP` of the time."""
+
+_QUERY_BLOCK: Final = 128.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The columns that times depend on, as float arrays, padding and dilation zeros taken off where not executed.
+
+    `group`: index into `GROUPS`. `peak`: FLOP/s of the row's math mode. `executed`, `useful`: matrix FLOPs.
+    """
+
+    table: KernelTable
+    group: FloatArray
+    peak: FloatArray
+    family: TextArray
+    on_matrix_unit: BoolArray
+    executed: FloatArray
+    useful: FloatArray
+    nbytes: FloatArray
+    launches: FloatArray
+    modelled: FloatArray
+
+    @staticmethod
+    def of(kernels: KernelTable, rates: MatrixRates, device: Device) -> "Rows":
+        """The rows of `kernels` as `device` would run them.
+
+        GPUs do not multiply the zeros that a strided data gradient is dilated with: libraries split it by phase.
+        """
+        klass = kernels.klass
+        group = np.full(len(kernels), float(GROUPS.index("custom")))
+        for name, of in _GROUP.items():
+            group[klass == str(name)] = GROUPS.index(of)
+        flops, useful = kernels.matmul_flops, kernels.useful_flops
+        skips = (kernels.lhs_dilation > 1) | (klass == str(KernelClass.ATTENTION))
+        executed = np.where(skips, useful, flops) if device.kind == "gpu" else flops
+        peak = np.where(np.isnan(rates.flops), 1.0, rates.flops)
+        nbytes = kernels.bytes_read + kernels.bytes_written
+        launches, modelled = kernels.launches.astype(np.float64), kernels.modelled.astype(np.float64)
+        on_unit = rates.on_matrix_unit
+        return Rows(kernels, group, peak, rates.family, on_unit, executed, useful, nbytes, launches, modelled)
+
+    def is_group(self, name: str) -> BoolArray:
+        """Which rows belong to group `name`."""
+        return self.group == GROUPS.index(name)
+
+
+def p_norm(first: FloatArray, second: FloatArray, power: float) -> FloatArray:
+    """(first^p + second^p)^(1/p): the larger where p is large, the sum where p is 1."""
+    larger = np.maximum(first, second)
+    ratio = np.divide(np.minimum(first, second), larger, out=np.zeros_like(larger), where=larger > 0)
+    return larger * (1.0 + ratio**power) ** (1.0 / power)
+
+
+def parts(rows: Rows, device: Device, constants: Constants) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Compute seconds, memory seconds, and seconds that overlap with neither (beyond the launch), per row."""
+    memory = rows.nbytes / (_by_group(rows, constants, "share") * device.hbm_bytes_per_s.value)
+    for name in ("sort", "fft"):
+        memory = np.where(rows.is_group(name), memory * constants[f"{name}.passes"], memory)
+    compute = np.zeros_like(memory)
+    vector = _vector_time(rows, device, constants)
+    products = rows.executed > 0
+    attention = rows.is_group("attention") & products
+    shaped = products & ~attention & (rows.table.m > 0) & (rows.table.n > 0) & (rows.table.k > 0)
+    loose = products & ~attention & ~shaped
+    if shaped.any():
+        compute[shaped] = _product_time(rows, shaped, device, constants)
+    if attention.any():
+        compute[attention] = _attention_time(rows, attention, device, constants)
+    compute[loose] = rows.executed[loose] / (constants["loose"] * rows.peak[loose])
+    compute = np.maximum(compute, np.where(attention, 0.0, vector))
+    extra = np.where(rows.is_group("attention"), constants["attention.extra"], 0.0)
+    return compute, memory, extra
+
+
+def kernel_time(
+    rows: Rows, device: Device, constants: Constants, launch_s: float
+) -> tuple[FloatArray, FloatArray, FloatArray, BoolArray]:
+    """Time, floor and launch in seconds, and whether compute outweighs memory, per row.
+
+    The floor is what no execution can beat: useful work over the dense peak, boundary bytes over the memory rate.
+    """
+    compute, memory, extra = parts(rows, device, constants)
+    launch = launch_s * np.maximum(rows.launches, 0.0) + extra
+    floor = np.maximum(rows.useful / rows.peak, rows.nbytes / device.hbm_bytes_per_s.value)
+    time = np.maximum(launch + p_norm(compute, memory, constants["overlap"]), floor)
+    return time, floor, launch, compute > memory
+
+
+def ranges(rows: Rows, constants: Constants) -> tuple[FloatArray, FloatArray]:
+    """Low and high as shares of the time; wider where nothing of the architecture was measured."""
+    low, high = _by_group(rows, constants, "low"), _by_group(rows, constants, "high")
+    if constants.measured:
+        return low, high
+    return low / constants["unmeasured"], high * constants["unmeasured"]
+
+
+def _by_group(rows: Rows, constants: Constants, prefix: str) -> FloatArray:
+    values = np.array([constants[f"{prefix}.{name}"] for name in GROUPS])
+    return values[rows.group.astype(np.int64)]
+
+
+def _vector_time(rows: Rows, device: Device, constants: Constants) -> FloatArray:
+    table = rows.table
+    rate = np.full(len(table), device.vector_rate("f32").value)
+    double = (table.out_dtype == "f64") | (table.in_dtype == "f64")
+    if double.any():
+        rate[double] = device.vector_rate("f64").value
+    operations = table.vector_flops + constants["transcendental"] * table.transcendentals
+    return operations / (constants["vector"] * rate)
+
+
+def _product_time(rows: Rows, mask: BoolArray, device: Device, constants: Constants) -> FloatArray:
+    table = rows.table
+    batch, m, n, k = (np.asarray(getattr(table, name)[mask], dtype=np.float64) for name in ("batch", "m", "n", "k"))
+    batch = np.maximum(batch, 1.0)
+    conv = rows.is_group("convolution")[mask]
+    executed, peak = rows.executed[mask], rows.peak[mask]
+    # zeros that are not multiplied shorten the contraction
+    k = np.where(conv, k * np.minimum(executed / np.maximum(2.0 * batch * m * n * k, 1.0), 1.0), k)
+    k = np.maximum(k, 1.0)
+    time = np.zeros(len(m))
+    family = rows.family[mask]
+    for name in np.unique(family):
+        chosen = family == name
+        rate = constants[f"sustained.{name}"] * peak[chosen]
+        rate = np.where(conv[chosen], rate * constants[f"convolution.{name}"], rate)
+        shape = (batch[chosen], m[chosen], n[chosen], k[chosen])
+        time[chosen] = _unit_time(str(name), shape, rate, device, constants)
+    grouped = conv & (np.minimum(n, m) < constants["narrow"])
+    if grouped.any():
+        lanes = executed / (constants["convolution.direct"] * device.vector_rate("f32").value)
+        time = np.where(grouped, np.minimum(time, np.maximum(lanes, executed / peak)), time)
+    return time
+
+
+def _unit_time(
+    family: str,
+    shape: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+    rate: FloatArray,
+    device: Device,
+    constants: Constants,
+) -> FloatArray:
+    batch, m, n, k = shape
+    if device.kind == "tpu" and family != "fma":
+        edge = _array_edge(device)
+        return padded_time(batch, m, n, k, rate, edge, constants["sublanes"], constants["fill.m"])
+    if device.kind == "gpu":
+        cores = device.cores.value if device.cores else constants["cores"]
+        prefix = "fma" if family == "fma" else "tile"
+        shares = {a * b: constants[f"{prefix}.{a * b}"] for a, b in TILES}
+        tile = TileConstants(shares, constants[f"waves.{prefix}"], constants[f"fill.{prefix}"], constants["split"])
+        write_rate = constants["share.matmul"] * device.hbm_bytes_per_s.value
+        return tiled_time(batch, m, n, k, rate / cores, cores, tile, write_rate)
+    return 2.0 * batch * m * n * k / rate
+
+
+def _array_edge(device: Device) -> float:
+    label = device.labels.get("mxu_dims")
+    return float(label.text.split("x")[0]) if label else 128.0
+
+
+def _attention_time(rows: Rows, mask: BoolArray, device: Device, constants: Constants) -> FloatArray:
+    """Matrix FLOPs in blocks of 128 queries a head, in waves over the cores."""
+    table = rows.table
+    heads = np.maximum(table.batch[mask], 1.0) * np.maximum(table.hq[mask], 1.0)
+    blocks = heads * np.ceil(np.maximum(table.sq[mask], 1.0) / _QUERY_BLOCK)
+    cores = device.cores.value if device.cores and device.kind == "gpu" else 1.0
+    waves = np.maximum(1.0, blocks / cores)
+    backward = table.direction[mask] == "bwd"
+    share = np.where(backward, constants["attention.backward"], constants["attention.forward"])
+    decode = table.phase[mask] == "decode"
+    loss = np.where(decode, 1.0, (waves + constants["waves.attention"] * (np.ceil(waves) - waves)) / (blocks / cores))
+    return rows.executed[mask] / (share * constants["sustained.half"] * rows.peak[mask]) * np.maximum(loss, 1.0)

@@ -1,0 +1,71 @@
+"""Which unit multiplies, and how fast: math modes of kernel rows as FLOP/s of a device."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from stablecast.backends.device import Device
+from stablecast.backends.estimates import BoolArray, FloatArray, TextArray
+from stablecast.ir.errors import InputError
+
+PASSES: Final = {"bf16x3": ("bf16", 3), "bf16x6": ("bf16", 6), "bf16x9": ("bf16", 9), "tf32x3": ("tf32", 3)}
+"""Modes that multiply several times: the mode of one pass, and the number of passes."""
+
+FAMILY_OF_MATH: Final = {
+    "bf16": "half",
+    "fp16": "half",
+    "tf32": "tf32",
+    "fp8_e4m3": "byte",
+    "fp8_e5m2": "byte",
+    "int8": "byte",
+    "fp6": "byte",
+    "fp4": "byte",
+    "int4": "byte",
+    "fp32": "fma",
+    "fp64": "fma",
+}
+"""Math modes that share efficiency constants; what is not here multiplies on the vector lanes (`fma`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRates:
+    """Per row: peak FLOP/s of its math mode (NaN: the device has none), its family, whether a matrix unit runs it."""
+
+    flops: FloatArray
+    family: TextArray
+    on_matrix_unit: BoolArray
+
+
+def one_rate(math: str, in_dtype: str, device: Device) -> tuple[float, bool]:
+    """FLOP/s of math mode `math`, several passes counted as one product, and whether a matrix unit runs it.
+
+    Raises `InputError` naming device and mode where the device has no such peak.
+    """
+    base, passes = PASSES.get(math, (math, 1))
+    if base in ("vector", ""):
+        return device.vector_rate(in_dtype or "f32").value, False
+    return device.matmul_rate(base).value / passes, base in device.matrix_flops
+
+
+def matrix_rates(math: TextArray, in_dtype: TextArray, device: Device) -> MatrixRates:
+    """The rates of rows with math modes `math`; element type `in_dtype` decides those on the vector lanes."""
+    flops = np.full(len(math), np.nan)
+    family = np.full(len(math), "fma", dtype="<U4")
+    on_unit = np.zeros(len(math), dtype=np.bool_)
+    left = np.ones(len(math), dtype=np.bool_)
+    while left.any():
+        first = int(np.argmax(left))
+        name, dtype = str(math[first]), str(in_dtype[first])
+        same = left & (math == name)
+        if name in ("vector", ""):
+            same &= in_dtype == dtype
+        left &= ~same
+        try:
+            rate, unit = one_rate(name, dtype, device)
+        except InputError:
+            continue
+        flops[same] = rate
+        on_unit[same] = unit
+        family[same] = FAMILY_OF_MATH.get(PASSES.get(name, (name, 1))[0], "fma") if unit else "fma"
+    return MatrixRates(flops, family, on_unit)

@@ -1,0 +1,160 @@
+"""Replica groups by arithmetic: who takes part in a collective, without a list of devices."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stablecast.ir.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of a collective over `count * size` devices.
+
+    Canonical iota form (as HLO writes `[count,size]<=[dims]T(permutation)`): device ids 0..N-1 are laid out as an
+    array of shape `dims`, transposed by `permutation`, flattened, and cut into `count` rows of `size`.
+    `mesh`, `axes`: the named mesh and axes that gave these groups, where known. `ragged`: explicit member lists
+    where the groups do not fit the form; then `dims` is empty.
+    """
+
+    count: int
+    size: int
+    dims: tuple[int, ...] = ()
+    permutation: tuple[int, ...] = ()
+    mesh: str = ""
+    axes: tuple[str, ...] = ()
+    ragged: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices over all groups."""
+        return sum(map(len, self.ragged)) if self.ragged else self.count * self.size
+
+    def members(self, rank: int) -> tuple[int, ...]:
+        """The group that device `rank` is in, in order. Raises `InputError` where it is in none."""
+        if self.ragged:
+            for group in self.ragged:
+                if rank in group:
+                    return group
+            raise InputError(f"device {rank} is in no replica group of {self}")
+        if not 0 <= rank < self.num_devices:
+            raise InputError(f"device {rank} is in no replica group of {self}")
+        start = self._position(rank) // self.size * self.size
+        return tuple(self._device(position) for position in range(start, start + self.size))
+
+    def _strides(self) -> list[int]:
+        strides = [math.prod(self.dims[axis + 1 :]) for axis in range(len(self.dims))]
+        return [strides[axis] for axis in self.permutation]
+
+    def _position(self, rank: int) -> int:
+        position = 0
+        for axis, stride in zip(self.permutation, self._strides(), strict=True):
+            position = position * self.dims[axis] + rank // stride % self.dims[axis]
+        return position
+
+    def _device(self, position: int) -> int:
+        rank = 0
+        for axis, stride in reversed(list(zip(self.permutation, self._strides(), strict=True))):
+            position, index = divmod(position, self.dims[axis])
+            rank += index * stride
+        return rank
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        """Each group in turn (cost grows with the number of devices)."""
+        if self.ragged:
+            yield from self.ragged
+            return
+        for row in range(self.count):
+            yield tuple(self._device(row * self.size + column) for column in range(self.size))
+
+    def __str__(self) -> str:
+        if self.ragged:
+            return "{" + ",".join("{" + ",".join(map(str, group)) + "}" for group in self.ragged) + "}"
+        if self.permutation == tuple(range(len(self.dims))):
+            return f"[{self.count},{self.size}]<=[{self.count * self.size}]"
+        dims = ",".join(map(str, self.dims))
+        return f"[{self.count},{self.size}]<=[{dims}]T({','.join(map(str, self.permutation))})"
+
+
+def all_devices(count: int) -> Groups:
+    """One group of all `count` devices."""
+    return Groups(1, count, (count,), (0,))
+
+
+def over_axes(mesh: str, axes: Sequence[tuple[str, int]], along: Sequence[str]) -> Groups:
+    """Groups of the devices that differ only in their coordinates on the axes `along`.
+
+    `axes`: name and size of every axis of the mesh, major to minor. `along`: in the order in which members are
+    listed, major to minor. Raises `InputError` for an axis that the mesh does not have.
+    """
+    names = [name for name, _ in axes]
+    for name in along:
+        if name not in names:
+            raise InputError(f"mesh '{mesh}' has no axis '{name}'", f"its axes are {', '.join(names)}")
+    dims = tuple(size for _, size in axes)
+    inner = [names.index(name) for name in along]
+    outer = [axis for axis in range(len(dims)) if axis not in inner]
+    size = math.prod(dims[axis] for axis in inner)
+    return Groups(math.prod(dims) // size, size, dims, tuple(outer + inner), mesh, tuple(along))
+
+
+def from_lists(groups: npt.ArrayLike) -> Groups:
+    """Groups given as an array [count, size] of device ids (-1 pads ragged rows), in canonical form if there is one."""
+    table = np.asarray(groups)
+    if table.ndim != 2:
+        raise InputError(f"replica groups must be a 2-D table, not of shape {table.shape}")
+    table = table.astype(np.int64, copy=False)
+    if table.size and (table < 0).any():
+        return Groups(len(table), table.shape[1], ragged=tuple(tuple(int(i) for i in row if i >= 0) for row in table))
+    found = _canonical(table)
+    return found or Groups(len(table), table.shape[1], ragged=tuple(tuple(map(int, row)) for row in table))
+
+
+def _canonical(table: npt.NDArray[np.int64]) -> Groups | None:
+    """The iota form of `table`, by reading mixed-radix strides off the flattened ids; None if it has none."""
+    flat = table.reshape(-1)
+    radices = _radices(flat)
+    if radices is None:
+        return None
+    strides = [stride for _, stride in radices]
+    order = sorted(range(len(radices)), key=lambda axis: -strides[axis])
+    dims = tuple(radices[axis][0] for axis in order)
+    permutation = tuple(order.index(axis) for axis in range(len(radices)))
+    return Groups(len(table), table.shape[1], dims, permutation)
+
+
+def _radices(flat: npt.NDArray[np.int64]) -> list[tuple[int, int]] | None:
+    """(size, stride) from major to minor such that position -> id is the mixed-radix walk; None if there is none."""
+    total = len(flat)
+    if total == 0 or flat[0] != 0:
+        return None
+    radices: list[tuple[int, int]] = []
+    block = 1
+    while block < total:
+        stride = int(flat[block])
+        if stride <= 0:
+            return None
+        heads = flat[::block]
+        breaks = np.nonzero(heads != np.arange(len(heads)) * stride)[0]
+        size = int(breaks[0]) if len(breaks) else len(heads)
+        if size < 2 or total % (block * size):
+            return None
+        radices.insert(0, (size, stride))
+        block *= size
+    dims = sorted(radices, key=lambda radix: -radix[1])
+    expected = total
+    for size, stride in dims:
+        expected //= size
+        if stride != expected:
+            return None
+    shape, steps = [size for size, _ in radices] or [1], [stride for _, stride in radices] or [0]
+    walk = sum(
+        (np.arange(size) * step).reshape([-1 if axis == i else 1 for i in range(len(shape))])
+        for axis, (size, step) in enumerate(zip(shape, steps, strict=True))
+    )
+    if not np.array_equal(np.asarray(walk).reshape(-1), flat):
+        return None
+    return radices or [(1, 1)]

@@ -1,0 +1,112 @@
+"""The one module that touches jaxlib's private entry points: MLIR contexts, parsing and writing modules."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from stablecast.ir.errors import InputError, ToolError
+
+SUPPORTED = ((0, 10, 2), (0, 11))
+"""First jaxlib version that is supported, and the first that is not."""
+
+BYTECODE_MAGIC = b"ML\xefR"
+_ARTIFACT_PRODUCER = b"StableHLO_v"
+
+
+@cache
+def check_version() -> str:
+    """The version of jaxlib; raises `ToolError` where it is outside the supported range."""
+    try:
+        import jaxlib.version
+    except ImportError as error:
+        raise ToolError("jaxlib is not installed", "pip install 'jaxlib>=0.10.2,<0.11'") from error
+    version: str = jaxlib.version.__version__
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    low, high = SUPPORTED
+    if not low <= numbers < high:
+        wanted = f">={'.'.join(map(str, low))},<{'.'.join(map(str, high))}"
+        raise ToolError(f"jaxlib {version} is outside the supported range {wanted}", f"pip install 'jaxlib{wanted}'")
+    return version
+
+
+def bindings() -> Any:
+    """The module `jaxlib.mlir.ir`."""
+    check_version()
+    from jaxlib.mlir import ir
+
+    return ir
+
+
+def make_context() -> Any:
+    """A fresh MLIR context with every dialect that JAX programs use; diagnostics do not reach the terminal."""
+    ir = bindings()
+    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+    from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
+
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    context = ir.Context()
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    stablehlo.register_dialect(context)
+    chlo.register_dialect(context)
+    mhlo.register_mhlo_dialect(context)
+    sdy.register_dialect(context)
+    context.attach_diagnostic_handler(_swallow)
+    return context
+
+
+def _swallow(diagnostic: Any) -> bool:
+    return True
+
+
+def is_artifact(data: bytes) -> bool:
+    """Whether `data` is a StableHLO portable artifact (bytecode that a stable producer wrote)."""
+    return data.startswith(BYTECODE_MAGIC) and _ARTIFACT_PRODUCER in data[:80]
+
+
+def parse(data: bytes, source: str) -> Any:
+    """The `ir.Module` in `data`: MLIR text, bytecode or a portable artifact.
+
+    `source` names it in messages. Raises `InputError` with MLIR's first diagnostic and its place.
+    """
+    ir = bindings()
+    if not data.strip():
+        raise InputError(f"{source} is empty", "give a StableHLO module")
+    read: Callable[[], Any] = lambda: ir.Module.parse(data, make_context())  # noqa: E731
+    if is_artifact(data):
+        from jaxlib.mlir.dialects import stablehlo
+
+        read = lambda: stablehlo.deserialize_portable_artifact(make_context(), data)  # noqa: E731
+    try:
+        return read()
+    except (ir.MLIRError, ValueError) as error:
+        raise InputError(f"{source} is not a StableHLO module: {_first_diagnostic(error)}") from None
+
+
+def _first_diagnostic(error: Exception) -> str:
+    """MLIR's first message on one line, with line and column."""
+    text = str(error)
+    found = re.search(r'error: (?:"[^"]*":(\d+):(\d+): ?)?(.+)', text)
+    if found is None:
+        return " ".join(text.split())[:200]
+    place = f"line {found[1]}, column {found[2]}: " if found[1] else ""
+    return place + found[3].strip()[:200]
+
+
+def write_bytecode(module: Any) -> bytes:
+    """`module` as MLIR bytecode, locations kept."""
+    import io
+
+    out = io.BytesIO()
+    module.operation.write_bytecode(out)
+    return out.getvalue()
+
+
+def stablehlo_version() -> str:
+    """The StableHLO version that this jaxlib speaks."""
+    check_version()
+    from jaxlib.mlir.dialects import stablehlo
+
+    return str(stablehlo.get_current_version())

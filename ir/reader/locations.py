@@ -1,0 +1,71 @@
+"""Scope path and source line of MLIR locations."""
+
+from typing import Any
+
+from stablecast.ir.mlir import bindings
+from stablecast.ir.types import UNKNOWN_LOCATION, Location
+
+
+class LocationReader:
+    """Decodes locations, each distinct one once.
+
+    The outermost name of a location is the scope; names below it are the functions of the call stack, whose
+    innermost frame gives file and line.
+    """
+
+    def __init__(self) -> None:
+        self._ir = bindings()
+        self._known: dict[Any, Location] = {}
+        self._frames: dict[Any, tuple[str, int]] = {}
+
+    def __call__(self, location: Any) -> Location:
+        key = location.attr
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._decode(location)
+        return found
+
+    def _decode(self, location: Any) -> Location:
+        ir = self._ir
+        if isinstance(location, ir.NameLoc):
+            file, line = self._frame(location.child_loc)
+            return Location(location.name_str, file, line)
+        if isinstance(location, ir.CallSiteLoc):
+            callee, caller = self._decode(location.callee), self._decode(location.caller)
+            return Location(join_scopes(caller.scope, callee.scope), callee.file, callee.line)
+        if isinstance(location, ir.FusedLoc):
+            parts = [self._decode(part) for part in location.locations]
+            return next((part for part in parts if part.scope), parts[0] if parts else UNKNOWN_LOCATION)
+        if isinstance(location, ir.FileLineColLoc):
+            return Location("", location.filename, location.start_line)
+        return UNKNOWN_LOCATION
+
+    def _frame(self, location: Any) -> tuple[str, int]:
+        key = location.attr
+        found = self._frames.get(key)
+        if found is None:
+            found = self._frames[key] = self._decode_frame(location)
+        return found
+
+    def _decode_frame(self, location: Any) -> tuple[str, int]:
+        ir = self._ir
+        if isinstance(location, ir.FileLineColLoc):
+            return location.filename, location.start_line
+        if isinstance(location, ir.NameLoc):
+            return self._frame(location.child_loc)
+        if isinstance(location, ir.CallSiteLoc):
+            inner = self._frame(location.callee)
+            return inner if inner[0] else self._frame(location.caller)
+        if isinstance(location, ir.FusedLoc):
+            return next((frame for frame in map(self._frame, location.locations) if frame[0]), ("", 0))
+        return "", 0
+
+
+def join_scopes(outer: str, inner: str) -> str:
+    """`inner` as seen from a call in `outer`; left alone where it already is the whole path."""
+    if not outer:
+        return inner
+    if not inner:
+        return outer
+    root = outer.split("/", 1)[0]
+    return inner if inner == root or inner.startswith(root + "/") else f"{outer}/{inner}"

@@ -1,0 +1,1 @@
+"""Passes from the typed program to the program of one device."""

@@ -1,0 +1,268 @@
+"""Program -> DeviceProgram: kernels, collectives and loops of one device, with their work and memory."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from stablecast.ir.accounting.context import Context, label_of
+from stablecast.ir.accounting.values import Conventions, OpWork
+from stablecast.ir.device_program import (
+    Body,
+    Branch,
+    Collective,
+    DeviceProgram,
+    Kernel,
+    Loop,
+    Node,
+    Unmodelled,
+)
+from stablecast.ir.errors import InputError
+from stablecast.ir.groups import Groups, all_devices
+from stablecast.ir.kernels import KernelTableBuilder
+from stablecast.ir.program import Op, Program
+from stablecast.ir.types import Count, TensorType
+from stablecast.ir.work import SymbolicWork, Work
+from stablecast.lowering.categories import Category
+from stablecast.lowering.combine import combine_collectives
+from stablecast.lowering.fusion import fuse
+from stablecast.lowering.graph import Graph, build_graph
+from stablecast.lowering.memory import Liveness, Residents
+from stablecast.lowering.multi_output import Group
+from stablecast.lowering.products import Arithmetic
+from stablecast.lowering.rows import group_key, hero_of, make_row
+from stablecast.lowering.traffic import Traffic, traffic, written_values
+
+_REMATERIALISED = "rematted_computation"
+"""The name that JAX gives the scope of recomputation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What lowering must know of the machine: the platform's name and what it does with f32 products."""
+
+    platform: str = "cuda"
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
+
+
+def lower(
+    program: Program, target: Target, conventions: Conventions | None = None, *, fused: bool = True
+) -> DeviceProgram:
+    """The device program of `program`, which must be one device's already (`Stage.PER_DEVICE`).
+
+    `conventions.loops` sets trip counts that the program leaves open. `fused=False` gives one kernel an op. Raises
+    `InputError` for a program whose shapes are those of a whole mesh.
+    """
+    if program.stage.is_global and program.num_partitions > 1:
+        raise InputError(
+            f"{program.name} is written for a mesh of {program.num_partitions} devices and not partitioned",
+            "capture it for one device, or give the partitioned module",
+        )
+    return _Lowering(program, target, conventions or Conventions(), fused).run()
+
+
+@dataclass(slots=True)
+class _Opaque:
+    count: float = 0
+    nbytes: float = 0
+    reason: str = ""
+
+
+class _Lowering:
+    def __init__(self, program: Program, target: Target, conventions: Conventions, fused: bool) -> None:
+        self._program = program
+        self._target = target
+        self._conventions = conventions
+        self._context = Context(program, conventions)
+        self._fused = fused
+        self._builder = KernelTableBuilder()
+        self._works: list[Work] = []
+        self._runs: dict[int, float] = {}
+        self._model_flops: dict[str, float] = {}
+        self._opaque: dict[str, _Opaque] = {}
+        self._bytes = 0.0
+
+    def run(self) -> DeviceProgram:
+        program = self._program
+        graph = build_graph(program, program.main.body, self._context)
+        donated = {
+            value
+            for value, argument in zip(graph.arguments, program.main.arguments, strict=False)
+            if argument.aliases_output is not None
+        }
+        residents = Residents(kept=set(graph.arguments) - donated, donated=donated)
+        body, work, temp = self._body(graph, residents, 1.0)
+        open_counts = any(self._value(symbol) is None for symbol in work.symbols)
+        return DeviceProgram(
+            name=program.name,
+            body=body,
+            table=self._builder.build(self._runs),
+            work=work,
+            num_devices=program.num_devices,
+            meshes=program.meshes,
+            exec_model="as-written" if program.prefused else "xla" if self._fused else "unfused",
+            platform=self._target.platform,
+            model_flops=self._model_flops,
+            buffers=residents.buffers(graph, temp),
+            unmodelled=self._unmodelled(),
+            complete=not self._opaque and not open_counts,
+        )
+
+    def _value(self, count: Count) -> int | None:
+        if isinstance(count, int):
+            return count
+        return self._conventions.loops.get(count.name, count.default)
+
+    def _body(self, graph: Graph, residents: Residents, runs: float) -> tuple[Body, SymbolicWork, int]:
+        """Nodes of a graph that runs `runs` times a step, the work of one run, and its peak of temporaries."""
+        ready_made = self._program.prefused or not self._fused
+        groups = fuse(graph, ready_made=ready_made)
+        needed = set(graph.returns)
+        for group in groups:
+            needed |= group.reads
+        liveness = Liveness(graph, groups, residents)
+        home = {node: index for index, group in enumerate(groups) for node in group.roots}
+        nodes: list[Node] = []
+        total = SymbolicWork()
+        for index, group in enumerate(groups):
+            deps = {home[graph.producer[value]] for value in group.reads if graph.producer[value] in home} - {index}
+            node, work, inner = self._node(graph, group, needed, liveness, runs)
+            nodes.append(replace(node, deps=tuple(sorted(deps))))
+            total = total + work if len(work.terms) > 1 or () not in work.terms else _plus(total, work.terms[()])
+            liveness.step(index, inner)
+        return combine_collectives(tuple(nodes)), total, liveness.peak
+
+    def _node(
+        self, graph: Graph, group: Group, needed: set[int], liveness: Liveness, runs: float
+    ) -> tuple[Node, SymbolicWork, int]:
+        lead = group.roots[0]
+        kind = graph.categories[lead]
+        if kind is Category.CONTROL:
+            return self._control(graph, lead, runs)
+        if kind is Category.COLLECTIVE:
+            node = self._collective(graph, lead)
+            moved = Work(bytes_read=node.operand_bytes, bytes_written=node.result_bytes)
+            return node, SymbolicWork({(): moved}), 0
+        return self._kernel(graph, group, needed, liveness, runs)
+
+    def _kernel(
+        self, graph: Graph, group: Group, needed: set[int], liveness: Liveness, runs: float
+    ) -> tuple[Node, SymbolicWork, int]:
+        written = written_values(graph, group, needed)
+        in_place = liveness.in_place(group)
+        members = sorted(group.members)
+        key = group_key(graph, members, written, in_place)
+        arithmetic = self._target.arithmetic
+
+        def measure() -> Traffic:
+            changed = {node: self._context.work(graph.ops[node], in_place=True) for node in in_place}
+            return traffic(graph, group, written, changed)
+
+        row = self._builder.known(key)
+        if row is None:
+            done = measure()
+            made = make_row(graph, group, done, arithmetic)
+            row = self._builder.add(key, made, [graph.ops[node] for node in members])
+        kernel_row = self._builder.row(row)
+        self._runs[row] = self._runs.get(row, 0.0) + runs
+        self._bytes += (kernel_row.bytes_read + kernel_row.bytes_written) * runs
+        hero = hero_of(graph, group)
+        scope = graph.scopes[hero]
+        if kernel_row.matmul_flops and _REMATERIALISED not in scope.split("/"):
+            known = self._model_flops.get(kernel_row.math, 0.0)
+            self._model_flops[kernel_row.math] = known + kernel_row.useful_flops * runs
+        if not kernel_row.modelled:
+            self._note_opaque(graph, members, runs)
+        node = Kernel(row, tuple(members), kernel_row.launches, scope, graph.location(hero))
+        return node, SymbolicWork({(): kernel_row.work}), 0
+
+    def _note_opaque(self, graph: Graph, members: Sequence[int], runs: float) -> None:
+        for node in members:
+            work: OpWork = graph.works[node]
+            if not work.modelled:
+                held = self._opaque.setdefault(label_of(graph.ops[node]), _Opaque(reason=work.note))
+                held.count += runs
+                held.nbytes += work.nbytes * runs
+
+    def _unmodelled(self) -> tuple[Unmodelled, ...]:
+        total = max(self._bytes, 1.0)
+        return tuple(
+            Unmodelled(name, held.count, held.nbytes, min(1.0, held.nbytes / total), held.reason)
+            for name, held in sorted(self._opaque.items(), key=lambda item: -item[1].nbytes)
+        )
+
+    def _collective(self, graph: Graph, node: int) -> Collective:
+        op = graph.ops[node]
+        kinds = [graph.types[value] for value in graph.inputs[node]]
+        dtype = next((kind.dtype.name for kind in kinds if isinstance(kind, TensorType)), "")
+        return Collective(
+            kind=op.name.split(".", 1)[1],
+            groups=self._groups(op),
+            operand_bytes=sum(kind.nbytes for kind in kinds),
+            result_bytes=sum(graph.types[value].nbytes for value in graph.outputs[node]),
+            reduce_op=op.regions[0].ops[0].name.split(".", 1)[1] if op.regions and op.regions[0].ops else "",
+            dtype=dtype,
+            channel=int(op.attrs.get("channel_handle", 0) or 0),
+            scope=graph.scopes[node],
+            location=graph.location(node),
+        )
+
+    def _groups(self, op: Op) -> Groups:
+        groups = op.attrs.get("replica_groups")
+        everyone = all_devices(self._program.num_devices)
+        return groups if isinstance(groups, Groups) and groups.num_devices else everyone
+
+    def _control(self, graph: Graph, node: int, runs: float) -> tuple[Node, SymbolicWork, int]:
+        op, bodies = graph.ops[node], graph.bodies[node]
+        where = {"scope": graph.scopes[node], "location": graph.location(node)}
+        if op.name == "stablehlo.while":
+            value = self._value(op.count)
+            trips = value if value is not None else (1 if isinstance(op.count, int) else op.count.low)
+            body, work, temp = self._region(bodies[1], runs * trips)
+            count: Count = value if value is not None else op.count
+            return Loop(body, count, **where), work.times(count), temp
+        chances = self._chances(len(bodies))
+        parts = [self._region(body, runs * chance) for body, chance in zip(bodies, chances, strict=True)]
+        values = [work.evaluate(self._conventions.loops)[0] for _, work, _ in parts]
+        temp = max(temp for _, _, temp in parts)
+        return Branch(tuple(body for body, _, _ in parts), self._probability(len(bodies)), **where), _one_of(
+            values, self._conventions.branch, chances
+        ), temp
+
+    def _probability(self, branches: int) -> tuple[float, ...] | None:
+        choice = self._conventions.branch
+        return None if isinstance(choice, str) else tuple(self._chances(branches))
+
+    def _chances(self, branches: int) -> list[float]:
+        choice = self._conventions.branch
+        if isinstance(choice, str) or branches < 2:
+            return [1.0] * branches
+        return [choice] + [(1 - choice) / (branches - 1)] * (branches - 1)
+
+    def _region(self, graph: Graph, runs: float) -> tuple[Body, SymbolicWork, int]:
+        return self._body(graph, Residents(kept=set(), donated=set(graph.arguments)), runs)
+
+
+def _plus(total: SymbolicWork, work: Work) -> SymbolicWork:
+    terms = dict(total.terms)
+    terms[()] = terms.get((), Work()) + work
+    return SymbolicWork(terms)
+
+
+def _one_of(values: Sequence[Work], choice: str | float, chances: Sequence[float]) -> SymbolicWork:
+    """The work of a branch: the larger or smaller of each part, or the mean by probability."""
+    if isinstance(choice, str):
+        result = values[0]
+        for value in values[1:]:
+            result = result.maximum(value) if choice == "max" else result.minimum(value)
+    else:
+        result = Work()
+        for value, chance in zip(values, chances, strict=True):
+            result = result + value * chance
+    return SymbolicWork({(): result})
+
+
+def loop_factor(counts: Sequence[Count], values: Mapping[str, int]) -> float:
+    """The product of trip counts, symbols by `values`, their default or their lowest."""
+    return math.prod(
+        count if isinstance(count, int) else values.get(count.name, count.default or count.low) for count in counts
+    )

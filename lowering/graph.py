@@ -1,0 +1,266 @@
+"""A block as a flat graph: calls inlined, ops that move nothing removed, dead ops dropped."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stablecast.ir.accounting.context import Context
+from stablecast.ir.accounting.values import OpWork
+from stablecast.ir.attributes import Dense
+from stablecast.ir.errors import InputError
+from stablecast.ir.groups import Groups
+from stablecast.ir.program import Block, Op, Program
+from stablecast.ir.reader.locations import join_scopes
+from stablecast.ir.types import Location, ValueType
+from stablecast.lowering.categories import Category, category
+
+EXTERNAL = -1
+MAX_CALL_DEPTH = 200
+
+_COMPOSITES = frozenset({"stablehlo.composite"})
+_SIDE_EFFECTS = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv"})
+
+
+@dataclass(slots=True)
+class Graph:
+    """Nodes in program order over numbered values.
+
+    `ops[i]`, `inputs[i]`, `outputs[i]`, `categories[i]`, `works[i]`, `scopes[i]`: of node i. `types[v]`,
+    `producer[v]` (a node, or `EXTERNAL`) and `weightless[v]` (a literal that costs no traffic): of value v.
+    `consumers[v]`: nodes that read v, in order. `arguments`, `returns`: values. `bodies[i]`: graphs of the regions of
+    control-flow node i, `captured[i]` the outer values that they read. `fusion_of[i]`: number of the ready-made fusion
+    that holds node i, -1 if none does. `live[i]`: whether anything needs node i.
+    """
+
+    ops: list[Op] = field(default_factory=list[Op])
+    inputs: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    outputs: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    categories: list[Category] = field(default_factory=list[Category])
+    works: list[OpWork] = field(default_factory=list[OpWork])
+    scopes: list[str] = field(default_factory=list[str])
+    types: list[ValueType] = field(default_factory=list[ValueType])
+    producer: list[int] = field(default_factory=list[int])
+    weightless: list[bool] = field(default_factory=list[bool])
+    consumers: list[list[int]] = field(default_factory=list[list[int]])
+    arguments: tuple[int, ...] = ()
+    returns: tuple[int, ...] = ()
+    bodies: dict[int, tuple["Graph", ...]] = field(default_factory=dict[int, tuple["Graph", ...]])
+    captured: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    fusion_of: list[int] = field(default_factory=list[int])
+    live: list[bool] = field(default_factory=list[bool])
+
+    def new_value(self, kind: ValueType, producer: int, weightless: bool = False) -> int:
+        self.types.append(kind)
+        self.producer.append(producer)
+        self.weightless.append(weightless)
+        return len(self.types) - 1
+
+    def location(self, node: int) -> Location:
+        return self.ops[node].location
+
+
+Env = dict[int, int | tuple[int, ...]]
+"""Value ids of a block -> values of the graph; a tuple value -> those of its parts."""
+
+
+def build_graph(program: Program, block: Block, context: Context) -> Graph:
+    """The graph of `block`, a block of `program`; `context` gives the work of each op."""
+    return _Builder(program, context).root(block)
+
+
+class _Builder:
+    def __init__(self, program: Program, context: Context) -> None:
+        self._program = program
+        self._context = context
+        self._graph = Graph()
+        self._depth = 0
+        self._fusions = -1
+        self._fusion_number = -1
+
+    def root(self, block: Block) -> Graph:
+        env: Env = {}
+        graph = self._graph
+        graph.arguments = self._bind_arguments(block, env)
+        self._append(block, env, "")
+        graph.returns = tuple(value for result in block.returns for value in _parts(env[result]))
+        self._finish()
+        return graph
+
+    def _bind_arguments(self, block: Block, env: Env) -> tuple[int, ...]:
+        for arg, kind in zip(block.args, block.arg_types, strict=True):
+            env[arg] = self._graph.new_value(kind, EXTERNAL)
+        return tuple(value for arg in block.args for value in _parts(env[arg]))
+
+    def _append(self, block: Block, env: Env, scope: str) -> None:
+        for op in block.ops:
+            kind = category(op)
+            if kind is Category.CALL and op.name in _COMPOSITES and self._context.has_own_rule(op):
+                kind = Category.HERO
+            elif kind is Category.COLLECTIVE and _alone(op):
+                kind = Category.FREE
+            if kind is Category.FREE:
+                self._free(op, env)
+            elif kind is Category.CONSTANT:
+                self._constant(op, env)
+            elif kind is Category.FUSION:
+                self._fusion(op, env, scope)
+            elif kind is Category.CALL:
+                self._call(op, env, scope)
+            elif kind is Category.CONTROL:
+                self._control(op, env, scope)
+            else:
+                self._node(op, env, scope, kind)
+
+    def _free(self, op: Op, env: Env) -> None:
+        if op.name.endswith("get_tuple_element"):
+            held = env[op.operands[0]]
+            env[op.result] = held[op.attrs["index"]] if isinstance(held, tuple) else held
+        elif op.name.endswith(".tuple"):
+            env[op.result] = tuple(value for operand in op.operands for value in _parts(env[operand]))
+        elif op.operands:
+            for result, operand in zip(op.results, op.operands, strict=False):
+                env[result] = env[operand]
+
+    def _constant(self, op: Op, env: Env) -> None:
+        held = op.attrs.get("value")
+        weightless = not isinstance(held, Dense) or held.splat or held.values is not None
+        for result, kind in zip(op.results, op.result_types, strict=True):
+            env[result] = self._graph.new_value(kind, EXTERNAL, weightless)
+
+    def _call(self, op: Op, env: Env, scope: str) -> None:
+        outer = join_scopes(scope, op.location.scope)
+        if op.regions:
+            block = op.regions[0]
+        else:
+            function = self._program.functions.get(op.callee)
+            if function is None:
+                raise InputError(f"the program calls @{op.callee}, which it does not define")
+            block = function.body
+        if self._depth >= MAX_CALL_DEPTH:
+            raise InputError(f"calls are nested more than {MAX_CALL_DEPTH} deep at @{op.callee}", "a function that calls itself?")
+        inner: Env = dict(env) if op.regions else {}
+        inner.update({arg: env[operand] for arg, operand in zip(block.args, op.operands, strict=True)})
+        self._depth += 1
+        self._append(block, inner, outer)
+        self._depth -= 1
+        for result, returned in zip(op.results, block.returns, strict=True):
+            env[result] = inner[returned]
+
+    def _fusion(self, op: Op, env: Env, scope: str) -> None:
+        """A fusion that the producer made: its ops carry one number and stay together."""
+        outermost = self._fusion_number < 0
+        if outermost:
+            self._fusion_number = self._fusions = self._fusions + 1
+        self._call(op, env, scope)
+        if outermost:
+            self._fusion_number = -1
+
+    def _node(self, op: Op, env: Env, scope: str, kind: Category) -> int:
+        graph = self._graph
+        node = len(graph.ops)
+        graph.ops.append(op)
+        graph.categories.append(kind)
+        graph.works.append(self._context.work(op))
+        graph.scopes.append(join_scopes(scope, op.location.scope) if scope else op.location.scope)
+        graph.fusion_of.append(self._fusion_number)
+        graph.inputs.append(self._values(op.operands, env))
+        outputs: list[int] = []
+        for result, result_type in zip(op.results, op.result_types, strict=True):
+            value = graph.new_value(result_type, node)
+            env[result] = value
+            outputs.append(value)
+        graph.outputs.append(tuple(outputs))
+        return node
+
+    def _values(self, operands: Sequence[int], env: Env) -> tuple[int, ...]:
+        values: list[int] = []
+        for operand in operands:
+            held = env[operand]
+            if isinstance(held, tuple):
+                values.extend(held)
+            else:
+                values.append(held)
+        return tuple(values)
+
+    def _control(self, op: Op, env: Env, scope: str) -> None:
+        graph = self._graph
+        node = len(graph.ops)
+        graph.ops.append(op)
+        graph.categories.append(Category.CONTROL)
+        graph.works.append(OpWork())
+        graph.fusion_of.append(-1)
+        graph.scopes.append(join_scopes(scope, op.location.scope))
+        captured: dict[int, None] = {}
+        graph.bodies[node] = tuple(self._region(region, env, graph.scopes[node], captured) for region in op.regions)
+        graph.captured[node] = tuple(captured)
+        graph.inputs.append((*self._values(op.operands, env), *captured))
+        outputs: list[int] = []
+        for result, result_type in zip(op.results, op.result_types, strict=True):
+            env[result] = graph.new_value(result_type, node)
+            outputs.extend(_parts(env[result]))
+        graph.outputs.append(tuple(outputs))
+
+    def _region(self, block: Block, env: Env, scope: str, captured: dict[int, None]) -> Graph:
+        """The graph of a region; outer values that it reads become externals of its own."""
+        inner = _Builder(self._program, self._context)
+        inner._depth = self._depth
+        graph = inner._graph
+        mapping = _Captures(env, graph, self._graph, captured)
+        graph.arguments = inner._bind_arguments(block, mapping)
+        inner._append(block, mapping, scope)
+        graph.returns = tuple(value for result in block.returns for value in _parts(mapping[result]))
+        inner._finish()
+        return graph
+
+    def _finish(self) -> None:
+        graph = self._graph
+        needed = [False] * len(graph.types)
+        for value in graph.returns:
+            needed[value] = True
+        graph.live = live = [False] * len(graph.ops)
+        graph.consumers = consumers = [[] for _ in graph.types]
+        for node in range(len(graph.ops) - 1, -1, -1):
+            outputs = graph.outputs[node]
+            if any([needed[value] for value in outputs]) or _must_run(graph.ops[node]):
+                live[node] = True
+                for value in dict.fromkeys(graph.inputs[node]):
+                    needed[value] = True
+                    consumers[value].append(node)
+        for nodes in consumers:
+            nodes.reverse()
+
+
+class _Captures(Env):
+    """The values of a region: its own, and on demand those of the blocks around it."""
+
+    def __init__(self, outer: Env, graph: Graph, outer_graph: Graph, captured: dict[int, None]) -> None:
+        super().__init__()
+        self._outer, self._graph, self._outer_graph, self._captured = outer, graph, outer_graph, captured
+        self._copies: dict[int, int] = {}
+
+    def __missing__(self, key: int) -> int | tuple[int, ...]:
+        held = self._outer[key]
+        copied = tuple(map(self._copy, held)) if isinstance(held, tuple) else self._copy(held)
+        self[key] = copied
+        return copied
+
+    def _copy(self, value: int) -> int:
+        if value not in self._copies:
+            outer = self._outer_graph
+            if not outer.weightless[value]:
+                self._captured[value] = None
+            self._copies[value] = self._graph.new_value(outer.types[value], EXTERNAL, outer.weightless[value])
+        return self._copies[value]
+
+
+def _alone(op: Op) -> bool:
+    """Whether every device of a collective has a group of its own."""
+    groups = op.attrs.get("replica_groups")
+    return isinstance(groups, Groups) and groups.size == 1 and len(op.operands) == len(op.results)
+
+
+def _must_run(op: Op) -> bool:
+    return op.name in _SIDE_EFFECTS or (op.name == "stablehlo.custom_call" and bool(op.attrs.get("has_side_effect")))
+
+
+def _parts(held: int | tuple[int, ...]) -> tuple[int, ...]:
+    return held if isinstance(held, tuple) else (held,)

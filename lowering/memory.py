@@ -1,0 +1,107 @@
+"""Device memory over the issue order: what is alive when, and which updates may happen in place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stablecast.ir.device_program import Buffers
+from stablecast.lowering.categories import Category
+from stablecast.lowering.graph import EXTERNAL, Graph
+from stablecast.lowering.multi_output import Group
+
+_UPDATES = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter"})
+
+
+@dataclass(slots=True)
+class Residents:
+    """Arguments of a body: `kept` must not be overwritten, `donated` may be after their last use."""
+
+    kept: set[int]
+    donated: set[int]
+
+    def buffers(self, graph: Graph, temp: int) -> Buffers:
+        """Memory of the whole step whose temporaries peak at `temp` bytes."""
+        arguments = sum(graph.types[value].nbytes for value in graph.arguments)
+        outputs = sum(graph.types[value].nbytes for value in graph.returns)
+        alias = sum(graph.types[value].nbytes for value in self.donated)
+        return Buffers(arguments, outputs, min(alias, outputs), temp)
+
+
+@dataclass(slots=True)
+class Liveness:
+    """Walks the kernels of a graph in issue order.
+
+    `peak`: the largest total of live temporaries so far, in bytes; arguments and results of the body are not counted.
+    """
+
+    graph: Graph
+    groups: Sequence[Group]
+    residents: Residents
+    peak: int = 0
+    _last: dict[int, int] = field(default_factory=dict[int, int])
+    _dying: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    _live: int = 0
+    _index: int = 0
+    _sizes: dict[int, int] = field(default_factory=dict[int, int])
+
+    def __post_init__(self) -> None:
+        for index, group in enumerate(self.groups):
+            for value in group.reads:
+                self._last[value] = index
+        for value in self.graph.returns:
+            self._last[value] = len(self.groups)
+
+    def in_place(self, group: Group) -> tuple[int, ...]:
+        """Updates of the kernel at the current step whose operand nobody needs afterwards."""
+        graph = self.graph
+        found: list[int] = []
+        for node in group.roots:
+            if graph.ops[node].name not in _UPDATES or not graph.inputs[node]:
+                continue
+            operand = graph.inputs[node][0]
+            producer = graph.producer[operand]
+            if producer in group.members:
+                continue
+            if self._last.get(operand) != self._index or operand in self.residents.kept:
+                continue
+            if producer == EXTERNAL and operand not in self.residents.donated:
+                continue
+            found.append(node)
+        return tuple(found)
+
+    def step(self, index: int, inner: int) -> None:
+        """Account the kernel at `index`, which itself needs `inner` bytes of temporaries."""
+        group = self.groups[index]
+        taken_over = self._taken_over(group)
+        returned = len(self.groups)
+        for root in group.roots:
+            for value in self.graph.outputs[root]:
+                last = self._last.get(value)
+                if last is None or last == returned or value in taken_over:
+                    continue
+                size = self.graph.types[value].nbytes
+                self._live += size
+                self._dying.setdefault(last, []).append(size)
+        self.peak = max(self.peak, self._live + inner)
+        self._live -= sum(self._dying.pop(index, ()))
+        self._index = index + 1
+
+    def _taken_over(self, group: Group) -> set[int]:
+        """Results that live in the buffer of an operand: loop carries and updates in place."""
+        graph, root = self.graph, group.roots[0]
+        if graph.categories[root] is not Category.CONTROL:
+            return {graph.outputs[node][0] for node in self.in_place(group)}
+        taken: set[int] = set()
+        for value, operand in zip(graph.outputs[root], graph.inputs[root], strict=False):
+            if self._last.get(operand) == self._index and operand not in self.residents.kept:
+                taken.add(value)
+                last = self._last.get(value)
+                if last is not None and last < len(self.groups) and graph.producer[operand] != EXTERNAL:
+                    self._extend(operand, last)
+        return taken
+
+    def _extend(self, operand: int, last: int) -> None:
+        size = self.graph.types[operand].nbytes
+        due = self._dying.get(self._index, [])
+        if size in due:
+            due.remove(size)
+            self._dying.setdefault(last, []).append(size)

@@ -1,0 +1,181 @@
+"""Multi-output fusion: kernels of the same extent that share a tensor become one."""
+
+import heapq
+from dataclasses import dataclass
+
+from stablecast.lowering.categories import Category
+from stablecast.lowering.graph import EXTERNAL, Graph
+
+MIN_SHARED_BYTES = 4096
+"""Below this, sharing a read saves less than a launch is worth looking for."""
+MAX_VISITED = 128
+"""Kernels looked at to prove that two may merge; where that is not enough they stay apart."""
+MAX_MEMBERS = 512
+MAX_SIBLINGS = 32
+
+
+@dataclass(slots=True)
+class Group:
+    """The nodes of one kernel.
+
+    `roots`: those whose results leave it. `reads`: values that it reads. `hero`: the node that decides its class, -1
+    if none does. `extent`: elements that it walks over. `fusible`: whether it may merge with others.
+    """
+
+    roots: list[int]
+    members: set[int]
+    reads: set[int]
+    hero: int = -1
+    extent: int = 0
+    fusible: bool = True
+
+
+def merge_groups(graph: Graph, groups: dict[int, Group], *, share: bool = True) -> list[Group]:
+    """The kernels of `groups` (by root) after merging, in an order that respects every dependency.
+
+    `share=False` only orders them.
+    """
+    merger = _Merger(graph, groups)
+    if share:
+        merger.into_consumers()
+        merger.siblings()
+    return merger.ordered()
+
+
+class _Merger:
+    def __init__(self, graph: Graph, groups: dict[int, Group]) -> None:
+        self._graph = graph
+        self._single = groups
+        self._groups = dict(groups)
+        self._parent = {root: root for root in groups}
+        self._parts: dict[int, list[int]] = {}
+        self._direct: dict[int, set[int]] = {root: set() for root in groups}
+        home = {node: root for root, group in groups.items() for node in group.roots}
+        for root, group in groups.items():
+            for value in group.reads:
+                producer = home.get(graph.producer[value], EXTERNAL)
+                if producer not in (EXTERNAL, root):
+                    self._direct[producer].add(root)
+        self._followers = {root: set(direct) for root, direct in self._direct.items()}
+
+    def _find(self, root: int) -> int:
+        parent = self._parent
+        while parent[root] != root:
+            parent[root] = parent[parent[root]]
+            root = parent[root]
+        return root
+
+    def into_consumers(self) -> None:
+        """Elementwise kernels into their first consumer of the same extent."""
+        for root in sorted(self._groups, reverse=True):
+            group = self._groups[root]
+            if not group.fusible or self._graph.categories[root] not in (Category.LOOP, Category.GENERATOR):
+                continue
+            followers = sorted({self._find(follower) for follower in self._followers[root]}, key=self._position)
+            if not followers or self._bytes(root) < MIN_SHARED_BYTES:
+                continue
+            first = followers[0]
+            if self._alike(first, root) and not self._path(root, first, direct=False):
+                self._merge(first, root)
+
+    def siblings(self) -> None:
+        """Kernels of the same extent that read the same tensor."""
+        types = self._graph.types
+        readers: dict[int, list[int]] = {}
+        for root in sorted(self._groups):
+            for value in self._groups[root].reads:
+                if types[value].nbytes >= MIN_SHARED_BYTES:
+                    readers.setdefault(value, []).append(root)
+        for value in sorted(readers):
+            extent = types[value].elements
+            roots = dict.fromkeys(self._find(root) for root in readers[value])
+            alike = [root for root in roots if self._groups[root].fusible and self._groups[root].extent == extent]
+            for index, root in enumerate(alike[1:MAX_SIBLINGS], 1):
+                self._join_one_of(alike[:index], root)
+
+    def _join_one_of(self, earlier: list[int], root: int) -> None:
+        root = self._find(root)
+        for other in dict.fromkeys(map(self._find, reversed(earlier))):
+            if other == root:
+                return
+            if self._alike(other, root) and not self._path(other, root) and not self._path(root, other):
+                self._merge(other, root)
+                return
+
+    def _position(self, root: int) -> int:
+        return max(self._groups[root].roots)
+
+    def _bytes(self, root: int) -> int:
+        return sum(self._graph.types[value].nbytes for value in self._graph.outputs[root])
+
+    def _alike(self, left: int, right: int) -> bool:
+        one, two = self._groups[left], self._groups[right]
+        return (
+            one.fusible
+            and two.fusible
+            and left != right
+            and one.extent == two.extent
+            and len(one.members) + len(two.members) <= MAX_MEMBERS
+        )
+
+    def _path(self, start: int, end: int, *, direct: bool = True) -> bool:
+        """Whether `end` needs `start`; `direct=False` asks for a way through some other kernel only."""
+        limit = self._position(end)
+        stack = [follower for follower in map(self._find, self._followers[start]) if direct or follower != end]
+        seen = {start}
+        while stack:
+            current = stack.pop()
+            if current == end:
+                return True
+            if current in seen or min(self._groups[current].roots) > limit:
+                continue
+            seen.add(current)
+            if len(seen) > MAX_VISITED:
+                return True
+            stack.extend(map(self._find, self._followers[current]))
+        return False
+
+    def _merge(self, into: int, root: int) -> None:
+        self._parent[root] = into
+        self._parts.setdefault(into, [into]).extend(self._parts.pop(root, [root]))
+        kept, gone = self._groups[into], self._groups[root]
+        self._groups[into] = Group(
+            kept.roots + gone.roots, kept.members | gone.members, kept.reads | gone.reads, -1, kept.extent
+        )
+        self._followers[into] = {self._find(other) for other in self._followers[into] | self._followers[root]} - {into}
+
+    def ordered(self) -> list[Group]:
+        """Merged kernels by the place of their last root, each after all that it reads.
+
+        The search for paths is bounded, so a merge may rarely close a cycle; such kernels fall apart again.
+        """
+        while True:
+            order, stuck = self._sorted()
+            if not stuck:
+                return order
+            for root in stuck:
+                for part in self._parts.pop(root, []):
+                    self._parent[part] = part
+                    self._groups[part] = self._single[part]
+
+    def _sorted(self) -> tuple[list[Group], list[int]]:
+        roots = [root for root in self._groups if self._parent[root] == root]
+        followers = {
+            root: {self._find(f) for part in self._parts.get(root, [root]) for f in self._direct[part]} - {root}
+            for root in roots
+        }
+        missing = dict.fromkeys(roots, 0)
+        for group in followers.values():
+            for follower in group:
+                missing[follower] += 1
+        ready = [(self._position(root), root) for root, count in missing.items() if not count]
+        heapq.heapify(ready)
+        result: list[Group] = []
+        while ready:
+            _, root = heapq.heappop(ready)
+            result.append(self._groups[root])
+            for follower in followers[root]:
+                missing[follower] -= 1
+                if not missing[follower]:
+                    heapq.heappush(ready, (self._position(follower), follower))
+        return result, [root for root, count in missing.items() if count]

@@ -1,0 +1,119 @@
+"""A fused group as a row of the kernel table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stablecast.ir.kernels import KernelClass, KernelRow
+from stablecast.ir.types import TensorType, ValueType, as_tensor
+from stablecast.lowering.categories import Category
+from stablecast.lowering.graph import Graph
+from stablecast.lowering.multi_output import Group
+from stablecast.lowering.products import Arithmetic, conv_shape, matmul_shape, math_mode, wider
+from stablecast.lowering.traffic import Traffic
+
+_GATHERS = frozenset({"stablehlo.gather", "stablehlo.dynamic_gather", "stablehlo.torch_index_select"})
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """What makes two groups the same kernel: their ops, how these are wired, and which results leave."""
+
+    ops: tuple[int, ...]
+    wiring: tuple[int, ...]
+    written: tuple[int, ...]
+    in_place: tuple[int, ...]
+
+
+def group_key(graph: Graph, members: Sequence[int], written: Sequence[int], in_place: Sequence[int]) -> GroupKey:
+    """The key of the kernel made of `members` (ascending) that hands on `written` and updates `in_place` nodes."""
+    numbers: dict[int, int] = {}
+    wiring: list[int] = []
+    weightless = graph.weightless
+    for node in members:
+        for value in graph.inputs[node]:
+            wiring.append(-1 if weightless[value] else numbers.setdefault(value, len(numbers)))
+        for value in graph.outputs[node]:
+            numbers.setdefault(value, len(numbers))
+    ops = tuple([graph.ops[node].signature for node in members])
+    places = {node: place for place, node in enumerate(members)}
+    return GroupKey(
+        ops, tuple(wiring), tuple([numbers[value] for value in written]), tuple([places[node] for node in in_place])
+    )
+
+
+def hero_of(graph: Graph, group: Group) -> int:
+    """The node that decides the class of the kernel: a product, else a reduction, else its main root."""
+    if group.hero >= 0:
+        return group.hero
+    reductions = [node for node in group.roots if graph.categories[node] is Category.REDUCE]
+    return max(reductions or group.roots)
+
+
+def make_row(graph: Graph, group: Group, done: Traffic, arithmetic: Arithmetic) -> KernelRow:
+    """The kernel table's row for `group`, whose bytes and arithmetic are `done`."""
+    hero = hero_of(graph, group)
+    kind = graph.categories[hero]
+    common: dict[str, Any] = {
+        "in_dtype": _dtype(_largest(graph, done.reads)),
+        "out_dtype": _dtype(_largest(graph, done.written)),
+        "inputs": len(done.reads),
+        "matmul_flops": done.matmul_flops,
+        "padded_flops": done.padded_flops,
+        "dilation_flops": done.dilation_flops,
+        "vector_flops": done.vector_flops,
+        "transcendentals": done.transcendentals,
+        "bytes_read": sum(done.reads.values()),
+        "bytes_written": sum(done.written.values()),
+        "modelled": int(done.modelled),
+        "elems": group.extent,
+    }
+    if kind in (Category.MATMUL, Category.CONV):
+        return _product_row(graph, group, hero, common, arithmetic)
+    if kind is Category.REDUCE:
+        results = sum(graph.types[value].elements for value in graph.outputs[hero][:1])
+        reduced = graph.types[graph.inputs[hero][0]].elements // max(1, results)
+        return KernelRow(klass=KernelClass.REDUCTION, reduced=reduced, **common)
+    if kind in (Category.LOOP, Category.GENERATOR):
+        return KernelRow(klass=_loop_class(graph, group, done), **common)
+    op = graph.ops[hero]
+    return KernelRow(klass=graph.works[hero].klass, label=op.attrs.get("call_target_name", op.name), **common)
+
+
+def _product_row(
+    graph: Graph, group: Group, hero: int, common: dict[str, Any], arithmetic: Arithmetic
+) -> KernelRow:
+    op = graph.ops[hero]
+    lhs, rhs = as_tensor(op.operand_types[0]), as_tensor(op.operand_types[1])
+    math = math_mode(wider(lhs.dtype, rhs.dtype), op.attrs.get("precision_config"), arithmetic)
+    result = as_tensor(op.result_type).dtype
+    is_conv = graph.categories[hero] is Category.CONV
+    shape = conv_shape(op) if is_conv else matmul_shape(op)
+    accumulator = "f32" if result.is_float and result.bits < 32 else result.name
+    common |= {"in_dtype": lhs.dtype.name, "acc_dtype": accumulator, "elems": as_tensor(op.result_type).elements}
+    klass = KernelClass.CONVOLUTION if is_conv else KernelClass.MATMUL
+    if op.name == "chlo.ragged_dot":
+        klass = KernelClass.MOE
+        common["experts"] = as_tensor(op.operand_types[2]).elements if len(op.operand_types) > 2 else 0
+    return KernelRow(klass=klass, math=math, epilogue=_epilogue(graph, group, hero), **shape, **common)
+
+
+def _epilogue(graph: Graph, group: Group, hero: int) -> str:
+    names = dict.fromkeys(graph.ops[node].name.split(".", 1)[1] for node in sorted(group.members) if node > hero)
+    names.pop("broadcast_in_dim", None)
+    return "+".join(names)
+
+
+def _loop_class(graph: Graph, group: Group, done: Traffic) -> KernelClass:
+    if done.vector_flops or done.transcendentals:
+        return KernelClass.ELEMENTWISE
+    names = {graph.ops[node].name for node in group.members}
+    return KernelClass.COPY if names.isdisjoint(_GATHERS) else KernelClass.GATHER
+
+
+def _largest(graph: Graph, sizes: dict[int, float]) -> ValueType | None:
+    return graph.types[max(sizes, key=lambda value: sizes[value])] if sizes else None
+
+
+def _dtype(kind: ValueType | None) -> str:
+    return kind.dtype.name if isinstance(kind, TensorType) else ""
