@@ -148,40 +148,24 @@ def measure(ranks: int, tp: int, pp: int, layers: int, folder: Path) -> dict[str
             stage, values = layout.values(rank)
             yield rank, templates[stage].render(values), templates[stage].nodes
 
-    total = sum(len(data) for _, data, _ in rendered())
-    blobs = [templates[stage].render(layout.values(stage * tp)[1]) for stage in range(pp)]
-
     def emit() -> None:
         with PrefixWriter(folder / "emit" / "step") as writer:
             for item in rendered():
                 writer.write_rank(*item)
             writer.write_groups(layout.groups())
 
-    def drain() -> None:
-        for _ in rendered():
-            pass
-
+    total = sum(len(data) for _, data, _ in rendered())
+    blobs = [templates[stage].render(layout.values(stage * tp)[1]) for stage in range(pp)]
+    render_s, _ = timed(lambda: sum(len(data) for _, data, _ in rendered()))
     (folder / "plain").mkdir()
-    render_s, _ = timed(drain)
     os.sync()
     plain_s, plain_cpu = timed(lambda: plain_write(folder / "plain", ranks, blobs))
     shutil.rmtree(folder / "plain")
     os.sync()
     emit_s, emit_cpu = timed(emit)
-    nodes = sum(templates[layout.values(rank)[0]].nodes for rank in range(ranks))
     encode_s, _ = timed(lambda: encode_trace(built[0][0], METADATA))
-    read_s, _ = timed(lambda: read_all(folder / "emit" / "step"))
-    report = None
-
-    def judge() -> None:
-        nonlocal report
-        report = check(folder / "emit" / "step")
-
-    check_s, _ = timed(judge)
     return {
         "ranks": ranks,
-        "nodes": nodes,
-        "nodes_per_rank": nodes / ranks,
         "bytes_per_rank": total / ranks,
         "template_build_s": build_s,
         "encode_one_rank_s": encode_s,
@@ -195,11 +179,24 @@ def measure(ranks: int, tp: int, pp: int, layers: int, folder: Path) -> dict[str
         "plain_write_cpu_s": plain_cpu,
         "plain_write_bytes_per_s": total / plain_s,
         "emit_over_plain": plain_s / emit_s,
-        "read_nodes_per_s": nodes / read_s,
-        "check_s": check_s,
-        "check_nodes_per_s": nodes / check_s,
-        "check_ok": report is not None and report.ok,
+        **measure_reading(folder / "emit" / "step"),
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def measure_reading(prefix: Path) -> dict[str, object]:
+    """Figures of reading and checking what was written."""
+    read_s, _ = timed(lambda: read_all(prefix))
+    start = time.perf_counter()
+    report = check(prefix)
+    check_s = time.perf_counter() - start
+    return {
+        "nodes": report.nodes,
+        "nodes_per_rank": report.nodes / report.ranks,
+        "read_nodes_per_s": report.nodes / read_s,
+        "check_s": check_s,
+        "check_nodes_per_s": report.nodes / check_s,
+        "check_ok": report.ok,
     }
 
 

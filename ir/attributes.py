@@ -90,3 +90,12 @@ class CustomCall:
     target: str
     config: str = ""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A permutation that sends every shard `by` places along a mesh axis; `cyclic` where the ends meet."""
+
+    axis: str
+    by: int
+    cyclic: bool

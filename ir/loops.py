@@ -52,7 +52,7 @@ def constant(value: int, definitions: Definitions) -> int | None:
     op = definitions.get(value)
     if op is None:
         return None
-    if op.name in ("stablehlo.constant", "mhlo.constant", "arith.constant"):
+    if op.name in ("stablehlo.constant", "mhlo.constant", "arith.constant", "sdy.constant"):
         held = op.attrs.get("value")
         number = held.scalar if isinstance(held, Dense) else held
         return int(number) if isinstance(number, (int, bool)) else None

@@ -1,7 +1,7 @@
 """The one module that touches jaxlib's private entry points: MLIR contexts, parsing and writing modules."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -82,10 +82,10 @@ def parse(data: bytes, source: str) -> Any:
     try:
         return read()
     except (ir.MLIRError, ValueError) as error:
-        raise InputError(f"{source} is not a StableHLO module: {_first_diagnostic(error)}") from None
+        raise InputError(f"{source} is not a StableHLO module: {first_diagnostic(error)}") from None
 
 
-def _first_diagnostic(error: Exception) -> str:
+def first_diagnostic(error: Exception) -> str:
     """MLIR's first message on one line, with line and column."""
     text = str(error)
     found = re.search(r'error: (?:"[^"]*":(\d+):(\d+): ?)?(.+)', text)
@@ -110,3 +110,51 @@ def stablehlo_version() -> str:
     from jaxlib.mlir.dialects import stablehlo
 
     return str(stablehlo.get_current_version())
+
+
+def hlo_to_stablehlo(text: bytes, source: str) -> bytes:
+    """HLO text, before scheduling, as StableHLO bytecode. Raises `InputError` where XLA cannot read or convert it."""
+    check_version()
+    from jaxlib import _hlo, _jax
+
+    try:
+        module = _hlo.hlo_module_from_text(text.decode())
+        return _jax.mlir.hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
+    except (ValueError, RuntimeError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise InputError(f"{source} is not HLO text that can be converted to StableHLO: {detail}") from None
+
+
+def allow_inlining(context: Any) -> None:
+    """Lets the `inline` pass inline `func.call` in modules of `context`."""
+    from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext
+
+    _mosaic_gpu_ext.register_inliner_extensions(context)
+
+
+def run_passes(module: Any, passes: Sequence[str]) -> None:
+    """Runs MLIR passes over `module` in place; raises `ToolError` with MLIR's first diagnostic."""
+    check_version()
+    from jaxlib.mlir import passmanager
+
+    pipeline = f"builtin.module({','.join(passes)})"
+    try:
+        passmanager.PassManager.parse(pipeline, module.context).run(module.operation)
+    except (bindings().MLIRError, ValueError) as error:
+        raise ToolError(f"an MLIR pass failed: {first_diagnostic(error)}") from None
+
+
+def through_hlo(data: bytes, context: Any) -> Any:
+    """The module in `data` (StableHLO and Shardy) after XLA's import: to HLO and back, in `context`.
+
+    Shardings come back as text attributes and `@Sharding` custom calls. Raises `ToolError` where XLA cannot import it.
+    """
+    check_version()
+    from jaxlib import _jax  # type: ignore[attr-defined]
+
+    convert: Any = _jax.mlir  # pyright: ignore[reportUnknownVariableType]
+    try:
+        computation = convert.mlir_module_to_xla_computation(data, use_tuple_args=False, return_tuple=False)
+        return bindings().Module.parse(convert.xla_computation_to_mlir_module(computation), context)
+    except (bindings().MLIRError, ValueError, RuntimeError) as error:
+        raise ToolError(f"XLA does not import the module: {first_diagnostic(error)}") from None

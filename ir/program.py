@@ -192,6 +192,7 @@ class Program:
     `functions` by name, `entry` among them. `stage`, `num_replicas`, `num_partitions`, `meshes`: see `Stage`.
     `symbols`: unknown trip counts. `platform`: what it was lowered for (`cuda`, `rocm`, `tpu`, `cpu`), empty if the
     module does not say. `num_ops`: ops read, nested ones included. `prefused`: it holds compiler-made fusions.
+    `notes`: what passes assumed or modelled.
     """
 
     name: str
@@ -205,6 +206,7 @@ class Program:
     platform: str = ""
     num_ops: int = 0
     prefused: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def main(self) -> Function:

@@ -20,6 +20,7 @@ from stablecast.ir.errors import InputError
 from stablecast.ir.groups import Groups, all_devices
 from stablecast.ir.kernels import KernelTableBuilder
 from stablecast.ir.program import Op, Program
+from stablecast.ir.scopes import REMATERIALISED
 from stablecast.ir.types import Count, TensorType
 from stablecast.ir.work import SymbolicWork, Work
 from stablecast.lowering.categories import Category
@@ -31,10 +32,6 @@ from stablecast.lowering.multi_output import Group
 from stablecast.lowering.products import Arithmetic
 from stablecast.lowering.rows import group_key, hero_of, make_row
 from stablecast.lowering.traffic import Traffic, traffic, written_values
-
-_REMATERIALISED = "rematted_computation"
-"""The name that JAX gives the scope of recomputation."""
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -105,6 +102,7 @@ class _Lowering:
             buffers=residents.buffers(graph, temp),
             unmodelled=self._unmodelled(),
             complete=not self._opaque and not open_counts,
+            notes=program.notes,
         )
 
     def _value(self, count: Count) -> int | None:
@@ -167,7 +165,7 @@ class _Lowering:
         self._bytes += (kernel_row.bytes_read + kernel_row.bytes_written) * runs
         hero = hero_of(graph, group)
         scope = graph.scopes[hero]
-        if kernel_row.matmul_flops and _REMATERIALISED not in scope.split("/"):
+        if kernel_row.matmul_flops and REMATERIALISED not in scope.split("/"):
             known = self._model_flops.get(kernel_row.math, 0.0)
             self._model_flops[kernel_row.math] = known + kernel_row.useful_flops * runs
         if not kernel_row.modelled:

@@ -1,1 +1,1 @@
-"""."""
+"""How results of several predictions print."""

@@ -30,6 +30,9 @@ GROUPS: Final = ("matmul", "convolution", "attention", "stream", "reduce", "copy
 """Classes that share constants: `share.GROUP` of the memory rate, `low.GROUP` and `high.GROUP` of the time."""
 
 _QUERY_BLOCK: Final = 128.0
+_ATTENTION_COLUMNS: Final = ("batch", "sq", "skv", "hq", "hkv", "d")
+_CHANNELS_MIN: Final = 8.0
+_OPERAND_BYTES: Final = {"half": 2.0, "tf32": 4.0, "byte": 1.0, "fma": 4.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +57,15 @@ class Rows:
     def of(kernels: KernelTable, rates: MatrixRates, device: Device) -> "Rows":
         """The rows of `kernels` as `device` would run them.
 
-        GPUs do not multiply the zeros that a strided data gradient is dilated with: libraries split it by phase.
+        GPUs do not multiply the zeros that a strided data gradient is dilated with (DeepBench: at stride 2 it takes
+        1.6 to 1.9 times its forward pass, not 4); elsewhere they are taken to be multiplied.
         """
         klass = kernels.klass
         group = np.full(len(kernels), float(GROUPS.index("custom")))
         for name, of in _GROUP.items():
             group[klass == str(name)] = GROUPS.index(of)
         flops, useful = kernels.matmul_flops, kernels.useful_flops
-        skips = (kernels.lhs_dilation > 1) | (klass == str(KernelClass.ATTENTION))
-        executed = np.where(skips, useful, flops) if device.kind == "gpu" else flops
+        executed = flops if device.kind == "gpu" else flops + kernels.dilation_flops
         peak = np.where(np.isnan(rates.flops), 1.0, rates.flops)
         nbytes = kernels.bytes_read + kernels.bytes_written
         launches, modelled = kernels.launches.astype(np.float64), kernels.modelled.astype(np.float64)
@@ -148,12 +151,18 @@ def _product_time(rows: Rows, mask: BoolArray, device: Device, constants: Consta
     # zeros that are not multiplied shorten the contraction
     k = np.where(conv, k * np.minimum(executed / np.maximum(2.0 * batch * m * n * k, 1.0), 1.0), k)
     k = np.maximum(k, 1.0)
+    if device.kind == "gpu":
+        k = np.where(conv & rows.on_matrix_unit[mask], k * _channel_padding(table.cc[mask]), k)
+    square = (table.cr[mask] == 3) & (table.cs[mask] == 3) & (table.stride[mask] <= 1)
+    winograd = conv & square & (table.lhs_dilation[mask] <= 1) & (table.rhs_dilation[mask] <= 1)
     time = np.zeros(len(m))
     family = rows.family[mask]
     for name in np.unique(family):
         chosen = family == name
         rate = constants[f"sustained.{name}"] * peak[chosen]
         rate = np.where(conv[chosen], rate * constants[f"convolution.{name}"], rate)
+        if name == "fma":
+            rate = np.where(winograd[chosen], rate * constants["winograd"], rate)
         shape = (batch[chosen], m[chosen], n[chosen], k[chosen])
         time[chosen] = _unit_time(str(name), shape, rate, device, constants)
     grouped = conv & (np.minimum(n, m) < constants["narrow"])
@@ -161,6 +170,11 @@ def _product_time(rows: Rows, mask: BoolArray, device: Device, constants: Consta
         lanes = executed / (constants["convolution.direct"] * device.vector_rate("f32").value)
         time = np.where(grouped, np.minimum(time, np.maximum(lanes, executed / peak)), time)
     return time
+
+
+def _channel_padding(channels: FloatArray) -> FloatArray:
+    """Libraries pad fewer than 8 input channels to 8 for the matrix units."""
+    return np.where((channels > 0) & (channels < _CHANNELS_MIN), _CHANNELS_MIN / np.maximum(channels, 1.0), 1.0)
 
 
 def _unit_time(
@@ -178,7 +192,8 @@ def _unit_time(
         cores = device.cores.value if device.cores else constants["cores"]
         prefix = "fma" if family == "fma" else "tile"
         shares = {a * b: constants[f"{prefix}.{a * b}"] for a, b in TILES}
-        tile = TileConstants(shares, constants[f"waves.{prefix}"], constants[f"fill.{prefix}"], constants["split"])
+        fill_k = constants[f"fill.{prefix}"] / _OPERAND_BYTES[family]
+        tile = TileConstants(shares, constants[f"waves.{prefix}"], fill_k, constants["split"])
         write_rate = constants["share.matmul"] * device.hbm_bytes_per_s.value
         return tiled_time(batch, m, n, k, rate / cores, cores, tile, write_rate)
     return 2.0 * batch * m * n * k / rate
@@ -189,15 +204,34 @@ def _array_edge(device: Device) -> float:
     return float(label.text.split("x")[0]) if label else 128.0
 
 
+def _at_least_one(rows: Rows, name: str, mask: BoolArray) -> FloatArray:
+    return np.maximum(np.asarray(getattr(rows.table, name)[mask], dtype=np.float64), 1.0)
+
+
 def _attention_time(rows: Rows, mask: BoolArray, device: Device, constants: Constants) -> FloatArray:
-    """Matrix FLOPs in blocks of 128 queries a head, in waves over the cores."""
-    table = rows.table
-    heads = np.maximum(table.batch[mask], 1.0) * np.maximum(table.hq[mask], 1.0)
-    blocks = heads * np.ceil(np.maximum(table.sq[mask], 1.0) / _QUERY_BLOCK)
-    cores = device.cores.value if device.cores and device.kind == "gpu" else 1.0
-    waves = np.maximum(1.0, blocks / cores)
-    backward = table.direction[mask] == "bwd"
+    """Flash attention in blocks of queries, in waves over the cores.
+
+    A block holds 128 queries of one head (or all queries that share a key head, where they are fewer) and visits keys
+    in steps of 128, under a causal mask up to its last query; beside its products it costs a fixed time.
+    """
+    batch, queries, keys, hq, hkv, d = (_at_least_one(rows, name, mask) for name in _ATTENTION_COLUMNS)
+    hkv = np.minimum(hkv, hq)
+    packed = queries * hq / hkv <= _QUERY_BLOCK
+    steps = np.where(packed, 1.0, np.ceil(queries / _QUERY_BLOCK))
+    blocks = batch * np.where(packed, hkv, hq) * steps
+    padded = np.ceil(keys / _QUERY_BLOCK) * _QUERY_BLOCK
+    causal = rows.table.causal[mask] > 0
+    visited = np.where(causal, np.minimum(keys - queries + _QUERY_BLOCK * (steps + 1.0) / 2.0, padded), padded)
+    window = rows.table.window[mask]
+    visited = np.where(window > 0, np.minimum(visited, window + _QUERY_BLOCK), visited)
+    held = np.where(packed, np.ceil(queries * hq / hkv / 16.0) * 16.0, _QUERY_BLOCK)
+    backward = rows.table.direction[mask] == "bwd"
     share = np.where(backward, constants["attention.backward"], constants["attention.forward"])
-    decode = table.phase[mask] == "decode"
-    loss = np.where(decode, 1.0, (waves + constants["waves.attention"] * (np.ceil(waves) - waves)) / (blocks / cores))
-    return rows.executed[mask] / (share * constants["sustained.half"] * rows.peak[mask]) * np.maximum(loss, 1.0)
+    cores = device.cores.value if device.cores and device.kind == "gpu" else 1.0
+    rate = share * constants["sustained.half"] * rows.peak[mask] / cores
+    block_s = np.where(backward, 2.5, 1.0) * 2.0 * 2.0 * held * visited * d / rate
+    waves = blocks / cores
+    waves = np.maximum(1.0, waves + constants["waves.attention"] * (np.ceil(waves) - waves))
+    # a packed block that cannot fill the cores is split over its keys
+    split = np.where(packed, np.maximum(1.0, np.minimum(cores / blocks, visited / _QUERY_BLOCK)), 1.0)
+    return waves * (block_s / split + constants["attention.block"])

@@ -77,7 +77,8 @@ def _resolve(architecture: str, kind: str, path: Path) -> Constants:
         if part not in table:
             raise InputError(f"{path}: has no constants for devices of kind '{part}'")
         merged |= table[part].constants
-    return Constants(architecture, kind, merged, architecture in table)
+    measured = architecture in table and bool(table[architecture].constants)
+    return Constants(architecture, kind, merged, measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Section:
 def read_constants(path: Path = CONSTANTS_FILE) -> Mapping[str, Section]:
     """The sections of a constants file. Raises `InputError` for an entry without a number or a source."""
     raw = cast("Mapping[str, Mapping[str, Any]]", yaml.load(path.read_text(encoding="utf-8"), Loader=_loader()))
-    return {str(key): _section(path, str(key), entries) for key, entries in raw.items()}
+    return {str(key): _section(path, str(key), entries or {}) for key, entries in raw.items()}
 
 
 def _section(path: Path, key: str, entries: Mapping[str, Any]) -> Section:

@@ -37,15 +37,17 @@ class CalcBuffer:
     def never_full(self, distinct: int) -> DramStream:
         """Traffic when fewer than `capacity` distinct words are touched."""
         words = -(-distinct // self.per_set) * self.per_set
-        return DramStream(-(-(-words // _FIRST_FILL_WORDS_PER_CYCLE)), -1, distinct)
+        cycles = -(-words // _FIRST_FILL_WORDS_PER_CYCLE)
+        return DramStream(-cycles, -1, distinct)
 
     def wiped(self, first_line: int, last_wipe: int, words: int) -> DramStream:
         """Traffic when the buffer was emptied, the last time in line `last_wipe`."""
-        return DramStream(first_line - -(-self.capacity // _FIRST_FILL_WORDS_PER_CYCLE), last_wipe + 1, words)
+        cycles = -(-self.capacity // _FIRST_FILL_WORDS_PER_CYCLE)
+        return DramStream(first_line - cycles, last_wipe + 1, words)
 
 
 def streamed_line(grid: FoldGrid, block_width: int, span: int, offset: int, index: int) -> int:
-    """Line of the `index`-th word (1-based) of passes over a skewed operand of T x `span` in blocks of `block_width`."""
+    """Line of the `index`-th word (1-based) of passes over a skewed T x `span` operand in blocks of `block_width`."""
     one = grid.t * span
     passes = (index - 1) // one
     rest = index - passes * one

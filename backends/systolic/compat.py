@@ -18,7 +18,7 @@ from stablecast.backends.systolic.operands import Window, ifmap_order
 from stablecast.backends.systolic.plans import ReadPlan, SharedPlan, StationaryPlan, StreamedPlan
 from stablecast.backends.systolic.records import LayerReport, SparseStorage, SramStream
 from stablecast.backends.systolic.sparsity import SparseLayer, sparse_layer
-from stablecast.backends.systolic.timing import Clocked, run_clock
+from stablecast.backends.systolic.timing import run_clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,9 @@ class SparsityConfig:
 class SystolicConfig:
     """One array and its buffers. Sizes in array elements and kB (1024 words of one byte); bandwidths in words/cycle.
 
-    `mode` CALC estimates the DRAM bandwidth a stall-free run needs, USER stalls at the given one. `bandwidth` is the
-    output's; the reads use `ifmap.bandwidth` and `filter.bandwidth`, as SCALE-Sim does even without a layout.
+    `mode` CALC estimates the DRAM bandwidth a stall-free run needs, USER stalls at the given one. In compatibility
+    mode the first of `bandwidths` is the output's and the reads use `ifmap.bandwidth` and `filter.bandwidth`, as
+    SCALE-Sim does even without a layout; corrected, `bandwidths` are those of ifmap, filter and ofmap (one: all three).
     `notes` lists what a file asked for and is not supported, or was defaulted.
     """
 
@@ -52,7 +53,7 @@ class SystolicConfig:
     ofmap_kb: int = 64
     dataflow: Dataflow = "ws"
     mode: BandwidthMode = "CALC"
-    bandwidth: int = 10
+    bandwidths: tuple[int, ...] = (10,)
     ifmap: SramBanks = SramBanks()
     filter: SramBanks = SramBanks()
     ifmap_offset: int = 0
@@ -71,7 +72,8 @@ class SystolicConfig:
             ("ifmap SRAM kB", self.ifmap_kb),
             ("filter SRAM kB", self.filter_kb),
             ("ofmap SRAM kB", self.ofmap_kb),
-            ("bandwidth", self.bandwidth),
+            ("number of bandwidths", len(self.bandwidths)),
+            ("bandwidth", min(self.bandwidths, default=1)),
             ("ifmap SRAM bandwidth", self.ifmap.bandwidth),
             ("filter SRAM bandwidth", self.filter.bandwidth),
         ):
@@ -79,6 +81,17 @@ class SystolicConfig:
                 raise InputError(f"{name} is {value}", "allowed: whole numbers from 1")
         if self.dataflow not in DATAFLOWS:
             raise InputError(f"unknown dataflow {self.dataflow!r}", "allowed: os, ws, is")
+
+    @property
+    def bandwidth(self) -> int:
+        """Output bandwidth in compatibility mode, words per cycle."""
+        return self.bandwidths[0]
+
+    @property
+    def operand_bandwidths(self) -> tuple[int, int, int]:
+        """Bandwidths of ifmap, filter and ofmap in the corrected mode; what is not given is the first one's."""
+        first, second, third = (*self.bandwidths, *self.bandwidths[:1] * 2)[:3]
+        return first, second, third
 
 
 _IGNORED = {
@@ -122,9 +135,18 @@ class _Keys:
             if default is None:
                 raise InputError(f"{self.path}: no {key}", f"add '{key} : <whole number from {least}>'")
             return default
-        first = found[1].split(",")[0].strip()
+        return self._whole(found, found[1], least)
+
+    def numbers(self, key: str, default: int, least: int) -> tuple[int, ...]:
+        """Comma list of whole numbers of `key`."""
+        found = self.found.pop(key.lower(), None)
+        if found is None or not found[1]:
+            return (default,)
+        return tuple(self._whole(found, part.strip(), least) for part in found[1].rstrip(", ").split(","))
+
+    def _whole(self, found: tuple[str, str, int], text: str, least: int) -> int:
         try:
-            value = int(first)
+            value = int(text)
         except ValueError:
             value = least - 1
         if value < least:
@@ -168,7 +190,7 @@ def read_config(path: str | Path) -> SystolicConfig:
     path = Path(path)
     keys = _Keys(path)
     notes: list[str] = []
-    bandwidth = keys.number("Bandwidth", 10, 1)
+    bandwidths = keys.numbers("Bandwidth", 10, 1)
     mode: BandwidthMode = "USER" if keys.choice("InterfaceBandwidth", "CALC", ("CALC", "USER")) == "USER" else "CALC"
     dram_latency = keys.flag("UseRamulatorTrace")
     if dram_latency:
@@ -181,9 +203,9 @@ def read_config(path: str | Path) -> SystolicConfig:
         ofmap_kb=keys.number("OfmapSramSzkB", 64, 1),
         dataflow=as_dataflow(keys.choice("Dataflow", "ws", DATAFLOWS)),
         mode=mode,
-        bandwidth=bandwidth,
-        ifmap=_banks(keys, "Ifmap", bandwidth, notes),
-        filter=_banks(keys, "Filter", bandwidth, notes),
+        bandwidths=bandwidths,
+        ifmap=_banks(keys, "Ifmap", bandwidths[0], notes),
+        filter=_banks(keys, "Filter", bandwidths[0], notes),
         ifmap_offset=keys.number("IfmapOffset", 0, 0),
         filter_offset=keys.number("FilterOffset", 10_000_000, 0),
         ofmap_offset=keys.number("OfmapOffset", 20_000_000, 0),

@@ -80,3 +80,13 @@ class Layer:
         overlap_h = self.filter_h > self.stride_h and self.out_h > 1
         overlap_w = self.filter_w > self.stride_w and self.out_w > 1
         return overlap_h or overlap_w or self.partial_windows
+
+    @property
+    def whole_out_h(self) -> int:
+        """Output rows with padding and dilation, whole windows only (as frameworks count)."""
+        return (self.ifmap_h + 2 * self.pad_h - self.dilation_h * (self.filter_h - 1) - 1) // self.stride_h + 1
+
+    @property
+    def whole_out_w(self) -> int:
+        """Output columns with padding and dilation, whole windows only."""
+        return (self.ifmap_w + 2 * self.pad_w - self.dilation_w * (self.filter_w - 1) - 1) // self.stride_w + 1

@@ -137,7 +137,9 @@ class PlainRows:
         for down, across in self.blocks:
             begin, end = max(first, top), min(stop, top + len(down))
             if begin < end:
-                self.window.fill(buffer[begin - first : end - first, : len(across)], down[begin - top : end - top], across)
+                self.window.fill(
+                    buffer[begin - first : end - first, : len(across)], down[begin - top : end - top], across
+                )
             top += len(down)
         return buffer
 
@@ -173,9 +175,7 @@ def ifmap_order(window: Window, grid: FoldGrid) -> OperandOrder:
         columns = _slices(grid.sc, grid.cols)
         rows = _slices(grid.sr, grid.rows)
         flipped = [_reversed(words[part]) for part in rows]
-        demand = tuple(
-            PlainRows(window, ((down, pixels[part]),), grid.cols) for part in columns for down in flipped
-        )
+        demand = tuple(PlainRows(window, ((down, pixels[part]),), grid.cols) for part in columns for down in flipped)
         offset = tuple(grid.rows - len(down) for _ in columns for down in flipped)
         prefetch = PlainRows(window, tuple((words, pixels[part]) for part in columns), grid.cols)
         words_in_all = grid.sr * grid.cols * grid.col_folds

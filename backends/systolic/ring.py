@@ -122,6 +122,16 @@ class StreamedBlocks:
         """Words without the blanks of the last block."""
         return self.t * (self.width * (self.blocks - 1) + self.last_width)
 
+    def inner(self, block: int) -> bool:
+        """True for a block whose positions are those of any other inner block, moved by T x `width` words a block."""
+        return block * self.t >= self.width - 1 and (self.blocks - 2 - block) * self.t >= self.width - 1
+
+    def inner_positions(self) -> tuple[IntArray, IntArray]:
+        """Positions within an inner block, counted from where block 0 would start."""
+        line = np.arange(self.t + self.width - 1)
+        before = line * self.width - self.width * (self.width - 1) // 2
+        return before + np.maximum(0, line - self.t + 1), before + np.minimum(line, self.width - 1)
+
     def positions(self, block: int) -> tuple[IntArray, IntArray]:
         """Prefetch positions of the first and last word of each line of a fold of `block`."""
         width = self.last_width if block == self.blocks - 1 else self.width
@@ -153,7 +163,8 @@ def streamed_events(
     """
     if ring.fits:
         return
-    spans_block, spans = -1, (np.zeros(0, np.int64), np.zeros(0, np.int64))
+    inner = blocks.inner_positions()
+    spans_block, spans = -1, inner
     cache: dict[tuple[int, int], tuple[IntArray, IntArray, int]] = {}
     cached = 0
     start = 0
@@ -162,9 +173,12 @@ def streamed_events(
         block = fold // grid.row_folds if per_column else fold % grid.row_folds
         known = cache.get((block, start))
         if known is None:
-            if spans_block != block:
-                spans_block, spans = block, blocks.positions(block)
-            lines, shifts = _fold_events(spans, ring, start)
+            if blocks.inner(block):
+                lines, shifts = _fold_events(inner, ring, start, block * blocks.t * blocks.width)
+            else:
+                if spans_block != block:
+                    spans_block, spans = block, blocks.positions(block)
+                lines, shifts = _fold_events(spans, ring, start, 0)
             known = lines + offset, shifts, (start + int(shifts.sum()) * ring.step) % ring.lines
             cached += len(lines) + 8
             if cached > _CACHED_EVENTS:
@@ -180,11 +194,12 @@ def streamed_events(
         yield out.take()
 
 
-def _fold_events(spans: tuple[IntArray, IntArray], ring: Ring, start: int) -> EventChunk:
-    """Missing lines of one fold whose demanded positions rise from line to line."""
+def _fold_events(spans: tuple[IntArray, IntArray], ring: Ring, start: int, moved: int) -> EventChunk:
+    """Missing lines of one fold whose demanded positions, `spans` plus `moved`, rise from line to line."""
     first, last = spans
     per_line, step = ring.per_line, ring.step
-    current = int(first[0]) // per_line
+    current = (int(first[0]) + moved) // per_line
+    end = (int(last[-1]) + moved) // per_line
     lines: list[int] = []
     shifts: list[int] = []
     opening = ring.shifts_to(current, start)
@@ -192,45 +207,25 @@ def _fold_events(spans: tuple[IntArray, IntArray], ring: Ring, start: int) -> Ev
         lines.append(0)
         shifts.append(opening)
         start += opening * step
-    end = int(last[-1]) // per_line
-    while True:
-        border = current + ring.active - (current - start) % ring.lines
-        if border > end:
-            break
+    while (border := current + ring.active - (current - start) % ring.lines) <= end:
         borders = np.arange(border, end + 1, step)
-        at = np.searchsorted(last, borders * per_line)
-        met = np.maximum(borders * per_line, first[at]) // per_line
+        at = np.searchsorted(last, borders * per_line - moved)
+        met = np.maximum(borders * per_line, first[at] + moved) // per_line
         wrong = np.flatnonzero(met != borders)
         good = int(wrong[0]) if len(wrong) else len(borders)
-        if good:
-            lines.extend(at[:good].tolist())
-            shifts.extend([1] * good)
-            start += good * step
-            current = int(borders[good - 1])
+        lines.extend(at[:good].tolist())
+        shifts.extend([1] * good)
+        start += good * step
         if good == len(borders):
             break
-        current, start = _skipped_border(spans, ring, current, start, lines, shifts)
-        if current < 0:
-            break
+        # no demanded word falls on this border's line: go on from the first word behind it
+        current = int(met[good])
+        count = ring.shifts_to(current, start)
+        if count:
+            lines.append(int(at[good]))
+            shifts.append(count)
+            start += count * step
     return np.array(lines, np.int64), np.array(shifts, np.int64)
-
-
-def _skipped_border(
-    spans: tuple[IntArray, IntArray], ring: Ring, current: int, start: int, lines: list[int], shifts: list[int]
-) -> tuple[int, int]:
-    """The next demand past a border that no demanded word falls on: take the first word behind it."""
-    first, last = spans
-    border = current + ring.active - (current - start) % ring.lines
-    at = int(np.searchsorted(last, border * ring.per_line))
-    if at >= len(last):
-        return -1, start
-    met = max(border * ring.per_line, int(first[at])) // ring.per_line
-    count = ring.shifts_to(met, start)
-    if count:
-        lines.append(at)
-        shifts.append(count)
-        start += count * ring.step
-    return met, start
 
 
 def stationary_events(grid: FoldGrid, ring: Ring) -> Iterator[EventChunk]:
@@ -332,7 +327,7 @@ class ReadClock:
                 return limit
 
     def serve(self, line: int, stall: int) -> int:
-        """Cycle at which the words of `line` are there (line + stall + 1 is a hit); lines must rise from call to call."""
+        """Cycle at which the words of `line` are there (line + stall + 1: a hit). Lines rise from call to call."""
         x = line + stall + 1
         while not self._lines or self._lines[-1] < line:
             if not self._refill():

@@ -8,13 +8,15 @@ from typing import Literal
 
 from stablecast.backends.systolic.compat import evaluate_layer
 from stablecast.backends.systolic.config import SystolicConfig, read_config
+from stablecast.backends.systolic.corrected_layers import evaluate_corrected
 from stablecast.backends.systolic.layers import Layer, LayerKind
 from stablecast.backends.systolic.records import LayerReport
 from stablecast.backends.systolic.reports import report_texts, write_text_atomically
-from stablecast.backends.systolic.topology import Topology, depthwise_as_scalesim, read_topology
+from stablecast.backends.systolic.topology import Topology, depthwise, depthwise_as_scalesim, read_topology
 from stablecast.ir.errors import InputError
 
 Compat = Literal["scalesim-3.0"]
+COMPAT: Compat = "scalesim-3.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,30 +33,47 @@ class RunResult:
         return sum(layer.total_cycles for layer in self.layers)
 
 
-def load(config: SystolicConfig | str | Path, topology: Topology | str | Path, kind: LayerKind | None) -> tuple[
-    SystolicConfig, Topology
-]:
+def load(
+    config: SystolicConfig | str | Path, topology: Topology | str | Path, kind: LayerKind | None
+) -> tuple[SystolicConfig, Topology]:
     """Settings and layers, read from files where paths are given."""
     settings = config if isinstance(config, SystolicConfig) else read_config(config)
     layers = topology if isinstance(topology, Topology) else read_topology(topology, kind)
     return settings, layers
 
 
-def run_scalesim(
+def evaluate(layer: Layer, config: SystolicConfig, compat: Compat | None = None) -> LayerReport:
+    """Report of one layer: corrected by default, SCALE-Sim v3's own with `compat="scalesim-3.0"`."""
+    if compat is None:
+        return evaluate_corrected(layer, config)
+    if compat != COMPAT:
+        raise InputError(f"unknown compat {compat!r}", f"allowed: {COMPAT}")
+    return evaluate_layer(layer, config)
+
+
+def run(
     config: SystolicConfig | str | Path,
     topology: Topology | str | Path,
     out_dir: str | Path | None = None,
     *,
     kind: LayerKind | None = None,
+    compat: Compat | None = None,
 ) -> RunResult:
-    """SCALE-Sim v3 on a topology; writes its report files under `out_dir`/<run_name>/ unless that is None."""
+    """SCALE-Sim's command as a function: a .cfg, a topology CSV, reports under `out_dir`/<run_name>/.
+
+    Without `out_dir` nothing is written. `kind` None takes conv or gemm from the topology's header. Raises InputError
+    naming file, line and field.
+    """
     settings, network = load(config, topology, kind)
     notes = [*settings.notes, *network.notes]
     layers: list[Layer] = []
     for layer in network.layers:
-        notes.extend(_unsupported(layer))
-        layers.extend(depthwise_as_scalesim(layer))
-    reports = tuple(evaluate_layer(layer, settings) for layer in layers)
+        if compat is None:
+            layers.append(depthwise(layer))
+        else:
+            notes.extend(_unsupported(layer))
+            layers.extend(depthwise_as_scalesim(layer))
+    reports = tuple(evaluate(layer, settings, compat) for layer in layers)
     form = settings.sparsity.form if settings.sparsity.enabled else ""
     files = write_reports(reports, out_dir, settings.run_name, form)
     return RunResult(reports, files, tuple(notes))

@@ -52,9 +52,7 @@ class SparseLayer:
         if not self.row_wise:
             return ifmap_order(replace(window, words=window.words.take(self.kept)), self.grid)
         grid = self.grid
-        blocks = tuple(
-            (window.pixels, window.words[at : at + grid.rows]) for at in range(0, layer.k, grid.rows)
-        )
+        blocks = tuple((window.pixels, window.words[at : at + grid.rows]) for at in range(0, layer.k, grid.rows))
         demand = tuple(
             _RepeatedBlocks(window, row * 2 * grid.rows, grid.rows, self.block) for row in range(grid.row_folds)
         )

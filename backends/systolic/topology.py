@@ -10,7 +10,15 @@ from pathlib import Path
 from stablecast.backends.systolic.layers import Layer, LayerKind
 from stablecast.ir.errors import InputError
 
-_CONV_FIELDS = ("IFMAP height", "IFMAP width", "filter height", "filter width", "channels", "number of filters", "stride")
+_CONV_FIELDS = (
+    "IFMAP height",
+    "IFMAP width",
+    "filter height",
+    "filter width",
+    "channels",
+    "number of filters",
+    "stride",
+)
 _GEMM_FIELDS = ("M", "N", "K")
 _EXTRA = re.compile(r"[^a-z0-9]+")
 _EXTRA_FIELDS = {
@@ -72,9 +80,7 @@ def depthwise_as_scalesim(layer: Layer) -> tuple[Layer, ...]:
     """SCALE-Sim's reading of a layer with "DP" in its name: one layer per channel, each with all filters."""
     if "DP" not in layer.name:
         return (layer,)
-    return tuple(
-        replace(layer, name=f"{layer.name}Channel_{channel}", channels=1) for channel in range(layer.channels)
-    )
+    return tuple(replace(layer, name=f"{layer.name}Channel_{channel}", channels=1) for channel in range(layer.channels))
 
 
 def depthwise(layer: Layer) -> Layer:
@@ -126,9 +132,13 @@ class _Reader:
         values = [self._number(number, name, cells[at], 1) for at, name in enumerate(self.fields, start=1)]
         where = f"{self.path}:{number}"
         if self.kind == "gemm":
-            layer = Layer.gemm(cells[0], *values, where=where)
+            m, n, k = values
+            layer = Layer.gemm(cells[0], m, n, k, where=where)
         else:
-            layer = Layer(cells[0], *values, values[-1], where=where)
+            ifmap_h, ifmap_w, filter_h, filter_w, channels, filters, stride = values
+            layer = Layer(
+                cells[0], ifmap_h, ifmap_w, filter_h, filter_w, channels, filters, stride, stride, where=where
+            )
         layer = self._extras(layer, number, cells[1 + len(self.fields) :])
         self._check_window(layer, number)
         return layer

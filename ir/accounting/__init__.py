@@ -6,27 +6,34 @@ Importing this package registers the built-in rules; `register_work` adds one fo
 from stablecast.ir.accounting import (
     rules_collective,
     rules_contract,
+    rules_custom,
     rules_elementwise,
+    rules_fusion,
+    rules_lapack,
     rules_linalg,
     rules_memory,
     rules_reduce,
     rules_structure,
     rules_window,
 )
+from stablecast.ir.accounting.account import Account, account
 from stablecast.ir.accounting.context import Context, work_of
 from stablecast.ir.accounting.registry import register_work
 from stablecast.ir.accounting.values import Basis, Conventions, OpWork
 
 RULES = (
     rules_elementwise,
+    rules_fusion,
     rules_memory,
     rules_contract,
     rules_window,
     rules_reduce,
     rules_linalg,
+    rules_lapack,
+    rules_custom,
     rules_collective,
     rules_structure,
 )
 """The modules that hold the built-in rules."""
 
-__all__ = ["RULES", "Basis", "Context", "Conventions", "OpWork", "register_work", "work_of"]
+__all__ = ["RULES", "Account", "Basis", "Context", "Conventions", "OpWork", "account", "register_work", "work_of"]

@@ -83,7 +83,6 @@ def broadcast(op: Op, context: Context) -> OpWork:
 @rule(
     *hlo("concatenate", "reverse", "transpose"),
     "mhlo.copy",
-    "stablehlo.copy",
     klass=KernelClass.COPY,
     notes="0 FLOP; every operand and result once",
 )

@@ -13,7 +13,6 @@ structure(
 structure(*hlo("case", "if"), notes="the branch with most FLOPs and the most bytes; minimum or a probability by choice")
 structure("func.call", "call", notes="the work of the function, at every call")
 structure(*hlo("composite"), notes="its decomposition, unless a rule is registered for its name")
-structure("mhlo.fusion", notes="FLOPs of its region; bytes at its boundary, slices and updates at what they touch")
 structure("sdy.manual_computation", notes="body x devices along its manual axes, as the program is still global")
 structure("sdy.named_computation", notes="its body or function")
 structure("chlo.scan", "mhlo.scan", notes="body x length of the scanned dimension; inputs and outputs once")

@@ -35,9 +35,9 @@ def check(
     `roofline` (compute timed by `num_ops` and `tensor_size`) from `system.json`, `npus_count` (ranks of each network
     dimension) from `network.yml`, the number of `ranks` from the manifest, the network, or the highest rank that a
     file, group or message names. Where nothing says whether roofline is on, compute must carry both attributes, so
-    that any consumer takes the trace. `keep`: findings kept of each kind. Memory grows with the largest rank, the number
-    of groups and the messages that are still open, not with the number of ranks times nodes. Raises `InputError`
-    where there is no trace or an option makes no sense.
+    that any consumer takes the trace. `keep`: findings kept of each kind. Memory grows with the largest rank, the
+    number of groups and the messages that are still open, not with the number of ranks times nodes. Raises
+    `InputError` where there is no trace or an option makes no sense.
     """
     if ranks is not None and ranks < 1:
         raise InputError(f"{ranks} ranks cannot be checked", "give a positive number of ranks")

@@ -86,10 +86,10 @@ def find_traces(source: str | Path) -> TraceFiles:
             return TraceFiles(path.parent / match["stem"], {int(match["rank"]): path}, single=True)
         return TraceFiles(path, {0: path}, single=True)
     folder, stem = (path, "") if path.is_dir() else (path.parent, path.name)
+    if not folder.is_dir():
+        raise InputError(f"{source}: no such folder as {folder}")
     found = rank_files(folder, stem)
     if not found:
-        if not folder.is_dir():
-            raise InputError(f"{source}: no such folder as {folder}")
         raise InputError(f"{source}: no trace files", f"expected {path.name}.<rank>.et, such as {path.name}.0.et")
     if len(found) > 1:
         raise InputError(f"{source}: several prefixes", "name one: " + ", ".join(sorted(found)[:8]))

@@ -97,7 +97,16 @@ def _beside(files: TraceFiles, *names: str) -> Path | None:
 def find_group_file(files: TraceFiles) -> Path | None:
     """`<prefix>.comm_group.json`, `comm_group.json` or `<prefix>.json` beside the trace."""
     own = files.prefix.with_name(files.prefix.name + ".json")
-    return _beside(files, "comm_group.json") or (own if own.is_file() else None)
+    return _beside(files, "comm_group.json") or (own if own.is_file() and _names_groups(own) else None)
+
+
+def _names_groups(path: Path) -> bool:
+    """Whether `<prefix>.json` is meant as a group file, and is not some other JSON of the same name."""
+    try:
+        content = _mapping(path)
+    except InputError:
+        return False
+    return any(key.isdigit() for key in content)
 
 
 def find_surroundings(files: TraceFiles, group_file: Path | None = None) -> Surroundings:

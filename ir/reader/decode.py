@@ -86,6 +86,8 @@ class Decoder:
             return value
 
     def _decode_attribute(self, name: str, attribute: Any) -> Any:
+        if attribute is None:
+            return Dense(None, splat=False)
         named = self._named.get(name)
         if named is not None:
             return named(attribute)
@@ -150,6 +152,11 @@ class Decoder:
             "in_shardings": self._shardings,
             "out_shardings": self._shardings,
             "out_sharding": self._shardings,
+            "gathering_axes": self._axis_lists,
+            "slicing_axes": self._axis_lists,
+            "reduce_scatter_axes": self._axis_lists,
+            "reduction_axes": self._axis_list,
+            "params": self._all_to_all_params,
             "manual_axes": lambda a: tuple(_strip(str(axis)) for axis in self._sdy.ManualAxesAttr(a)),
         }
 
@@ -166,6 +173,20 @@ class Decoder:
         from stablecast.ir.reader.text_attributes import ragged_dot_dims
 
         return ragged_dot_dims(str(attribute))
+
+    def _axis_lists(self, attribute: Any) -> Any:
+        from stablecast.ir.reader.text_attributes import axis_lists
+
+        return axis_lists(str(attribute))
+
+    def _axis_list(self, attribute: Any) -> Any:
+        return self._axis_lists(attribute)[0]
+
+    def _all_to_all_params(self, attribute: Any) -> Any:
+        from stablecast.ir.reader.text_attributes import all_to_all_params
+
+        text = str(attribute)
+        return all_to_all_params(text) if text.startswith("#sdy") else _text(attribute)
 
     def _dimension_numbers(self, attribute: Any) -> Any:
         hlo = self._hlo
@@ -221,7 +242,7 @@ class Decoder:
         if not isinstance(attribute, self._ir.DenseElementsAttr):
             return (self._ints(attribute),)
         table = np.asarray(attribute)
-        return tuple(tuple(map(int, row)) for row in table.reshape(len(table), -1)) if table.ndim else ()
+        return tuple(map(tuple, table.reshape(len(table), -1).tolist())) if table.ndim else ()
 
     def _groups(self, attribute: Any) -> Any:
         if isinstance(attribute, self._ir.DenseElementsAttr):

@@ -152,7 +152,7 @@ class _ModuleReader:
         arguments: list[Argument] = []
         for index, value in enumerate(block.arguments):
             entry = entries[index] if entries else {}
-            name = self._locate(value.location).scope or f"arg{index}"
+            name = entry.get("jax.global_constant") or self._locate(value.location).scope or f"arg{index}"
             alias = entry.get("tf.aliasing_output")
             sharding = self._sharding_of(entry)
             arguments.append(
@@ -208,7 +208,7 @@ class _ModuleReader:
             if name == "stablehlo.while":
                 count = self._count(operands, regions, location.scope)
         self._saw.add(name)
-        shape = tuple([_region_key(region) for region in regions]) if regions else ()
+        shape = tuple([region_key(region) for region in regions]) if regions else ()
         key = (name, decoded.number, tuple(map(id, operand_types)), tuple(map(id, result_types)), shape, count)
         signature = self._signatures.setdefault(key, len(self._signatures))
         op = Op(
@@ -238,7 +238,10 @@ class _ModuleReader:
     def _attributes(self, name: str, attributes: Any) -> _Decoded:
         if not len(attributes):
             return self._empty
-        pairs = tuple([(label, attributes[label]) for label in attributes])
+        try:
+            pairs = tuple([(label, attributes[label]) for label in attributes])
+        except TypeError:
+            pairs = tuple([_readable(attributes, label) for label in attributes])
         found = self._decoded.get(pairs)
         if found is None:
             found = self._decoded[pairs] = self._decode_attributes(pairs)
@@ -272,7 +275,15 @@ class _ModuleReader:
         return self._symbols[name]
 
 
-def _region_key(block: Block) -> tuple[Any, ...]:
+def _readable(attributes: Any, label: str) -> tuple[str, Any]:
+    """An attribute, or None where the bindings have no class for it, as for constants of complex numbers."""
+    try:
+        return label, attributes[label]
+    except TypeError:
+        return label, None
+
+
+def region_key(block: Block) -> tuple[Any, ...]:
     """A block up to renaming of the values that it defines; outer values stand as they are."""
     local = {value: ("arg", index) for index, value in enumerate(block.args)}
     parts: list[Any] = []

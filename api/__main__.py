@@ -1,0 +1,5 @@
+"""`python -m stablecast`."""
+
+from stablecast.cli import main
+
+main()

@@ -1,0 +1,71 @@
+"""`capture` and `load`: any input to a workload."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stablecast.frontends import files
+from stablecast.frontends.annotations import Annotation, annotation_of
+from stablecast.frontends.script import ArgumentOptions, capture_script, is_script
+from stablecast.ir.errors import InputError
+from stablecast.ir.workload import Workload
+
+
+def capture(
+    function: Callable[..., Any],
+    *args: Any,
+    platform: str = "cuda",
+    static: Sequence[str] = (),
+    mesh: Mapping[str, int] | None = None,
+    **kwargs: Any,
+) -> Workload:
+    """Capture a JAX function as a workload, with no device of `platform` and nothing allocated.
+
+    `args`, `kwargs`: values, `jax.ShapeDtypeStruct`s, or pytrees of them; without any, those of
+    `@stablecast.workload` on the function are used. `platform`: `cuda`, `rocm`, `tpu` or `cpu`. `static`: names of
+    parameters that are compile-time constants. `mesh`: axis -> size. Raises `InputError` where the function cannot be
+    traced.
+    """
+    from stablecast.frontends.jax_program import capture_jax
+
+    if not callable(function):
+        raise InputError(f"capture needs a function, not a {type(function).__name__}", "load files with stablecast.load")
+    annotation = annotation_of(function) or Annotation()
+    given: Sequence[Any] = args
+    if not args and not kwargs:
+        given, kwargs = _annotated(annotation)
+    return capture_jax(
+        function,
+        given,
+        kwargs,
+        platform=platform,
+        static=tuple(static) or annotation.static,
+        mesh=mesh or annotation.mesh,
+    )
+
+
+def _annotated(annotation: Annotation) -> tuple[Sequence[Any], dict[str, Any]]:
+    args: Any = annotation.args() if callable(annotation.args) else annotation.args
+    extra = annotation.kwargs() if callable(annotation.kwargs) else annotation.kwargs
+    keywords = dict(extra or {})
+    if isinstance(args, dict):
+        return (), {**args, **keywords}
+    if args is None:
+        return (), keywords
+    return (args if isinstance(args, (tuple, list)) else (args,)), keywords
+
+
+def load(
+    source: str | Path,
+    options: ArgumentOptions | None = None,
+    *,
+    platform: str = "cuda",
+    mesh: Mapping[str, int] | None = None,
+) -> Workload:
+    """The workload that an INPUT of the command line names: `script.py:function`, a capture, or a StableHLO or HLO
+    file. `options`, `platform` and `mesh` only concern scripts. Raises `InputError` for anything else.
+    """
+    text = str(source)
+    if is_script(text):
+        return capture_script(text, options or ArgumentOptions(), platform=platform, mesh=mesh)
+    return files.load(Path(text))

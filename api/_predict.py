@@ -1,0 +1,203 @@
+"""`predict` and `work`: the one road from a workload to numbers that the library and the command line share."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stablecast._capture import capture, load
+from stablecast.backends.catalogue import Catalogue
+from stablecast.backends.device import Device, System
+from stablecast.backends.prediction import Prediction
+from stablecast.backends.predictor import Settings, predict_device_program
+from stablecast.backends.registry import parse_choice
+from stablecast.frontends.script import ArgumentOptions
+from stablecast.ir.accounting import Account, account
+from stablecast.ir.accounting.values import Conventions
+from stablecast.ir.device_program import DeviceProgram
+from stablecast.ir.errors import InputError
+from stablecast.ir.program import Program
+from stablecast.ir.reader import read
+from stablecast.ir.workload import Workload
+from stablecast.lowering.device import Target, lower
+from stablecast.lowering.products import PLAIN_ARITHMETIC, TF32_ARITHMETIC, TPU_ARITHMETIC, Arithmetic
+
+_VENDOR_PLATFORM = {"NVIDIA": "cuda", "AMD": "rocm"}
+Source = Workload | Callable[..., Any] | str | Path
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user may choose besides input and system.
+
+    `platform`: what scripts are lowered for, empty: what the device needs. `backend`: as `--backend`. `exec`: `auto`
+    or `xla`. `mesh`: axis -> size for scripts. `arguments`: how scripts get theirs.
+    """
+
+    backend: str = "analytical"
+    exec: str = "auto"
+    platform: str = ""
+    mesh: Mapping[str, int] | None = None
+    arguments: ArgumentOptions = field(default_factory=ArgumentOptions)
+    conventions: Conventions = field(default_factory=Conventions)
+
+
+def platform_of(device: Device) -> str:
+    """The platform that programs for `device` are lowered for."""
+    if device.kind != "gpu":
+        return device.kind
+    return _VENDOR_PLATFORM.get(device.vendor, "cuda")
+
+
+def arithmetic_of(device: Device) -> Arithmetic:
+    """What the device's compiler does with f32 products."""
+    if device.kind == "tpu":
+        return TPU_ARITHMETIC
+    return TF32_ARITHMETIC if "tf32" in device.matrix_flops else PLAIN_ARITHMETIC
+
+
+def split_system(spec: str) -> tuple[str, int | None]:
+    """`h100-sxm:4` as name and count; the count is None where it is left out."""
+    from stablecast.backends.catalogue import split_count
+
+    return split_count(spec)
+
+
+def predict(source: Source, *args: Any, on: str, backend: str = "analytical", loops: Mapping[str, int] | None = None, **kwargs: Any) -> Prediction:
+    """Predict the step time of a program on a device or system.
+
+    `source`: a JAX function (with its `args` and `kwargs`), a `Workload`, or what the command line takes as INPUT.
+    `on`: `NAME`, `NAME:N` or a YAML file; without `:N`, as many devices as the program has. `backend`: a name, or
+    `matmul=systolic,default=analytical`. `loops`: trip counts that the program leaves open. Raises `StablecastError`.
+    """
+    started = time.perf_counter()
+    options = Options(backend=backend, conventions=Conventions(loops=loops or {}))
+    if callable(source) and not isinstance(source, (str, Path)):
+        device = Catalogue().resolve(split_system(on)[0]).device
+        source = capture(source, *args, platform=platform_of(device), **kwargs)
+    session = Session(source, options)
+    return replace(session.predict(on), wall_s=time.perf_counter() - started)
+
+
+def work(source: Source, conventions: Conventions | None = None, *, fused: bool = False, platform: str = "cuda") -> dict[str, Any]:
+    """The work of one device and step: the object of `stablecast work --json`, before or after fusion."""
+    options = Options(platform=platform, conventions=conventions or Conventions())
+    return Session(source, options).work(fused=fused)
+
+
+class Session:
+    """One input and what has been worked out for it; a comparison uses one for all its systems."""
+
+    def __init__(self, source: Source, options: Options, catalogue: Catalogue | None = None) -> None:
+        self._source = source
+        self.options = options
+        self.catalogue = catalogue or Catalogue()
+        self._workloads: dict[str, Workload] = {}
+        self._lowered: dict[tuple[str, Arithmetic], DeviceProgram] = {}
+        if options.exec not in ("auto", "xla"):
+            raise InputError(f"unknown execution model '{options.exec}'", "known: auto, xla")
+
+    def with_backend(self, backend: str) -> "Session":
+        """The same input and what is known of it, priced by another backend."""
+        other = copy(self)
+        other.options = replace(self.options, backend=backend)
+        return other
+
+    def workload(self, platform: str) -> Workload:
+        """The workload, lowered for `platform` where it comes from a script."""
+        if isinstance(self._source, Workload):
+            return self._source
+        wanted = self.options.platform or platform
+        if callable(self._source):
+            raise InputError("give a workload: stablecast.capture(function, ...)")
+        key = wanted if str(self._source).endswith(".py") or ".py:" in str(self._source) else ""
+        if key not in self._workloads:
+            self._workloads[key] = load(self._source, self.options.arguments, platform=wanted, mesh=self.options.mesh)
+        return self._workloads[key]
+
+    def program(self, platform: str) -> Program:
+        """The program of the workload's first module."""
+        workload = self.workload(platform)
+        return read(workload.modules[0].data, workload.source or "program")
+
+    def device_program(self, device: Device) -> DeviceProgram:
+        """The kernels of one device, for the platform and arithmetic of `device`."""
+        platform = platform_of(device)
+        workload = self.workload(platform)
+        target = Target(platform, arithmetic_of(device))
+        key = (workload.platform, target.arithmetic)
+        if key not in self._lowered:
+            lowered = lower(self.program(platform), target, self.options.conventions)
+            self._lowered[key] = replace(lowered, platform=workload.platform or lowered.platform, notes=workload.notes)
+        return self._lowered[key]
+
+    def lowered_alone(self) -> DeviceProgram:
+        """The kernels with no device in mind: for the module's own platform, f32 products as on recent GPUs."""
+        platform = self.options.platform or "cuda"
+        lowered = lower(self.program(platform), Target(platform), self.options.conventions)
+        return replace(lowered, platform=self.workload(platform).platform or platform)
+
+    def system(self, spec: str) -> System:
+        """The system that `spec` names, with as many devices as the program has."""
+        name, given = split_system(spec)
+        device = self.catalogue.resolve(spec).device
+        wanted = self.workload(platform_of(device)).num_devices
+        if given is not None and given != wanted:
+            raise InputError(
+                f"--on {spec} has {given} device(s), but the program is written for {wanted}",
+                f"say --on {name}:{wanted}, or capture the program for {given} (--mesh)",
+            )
+        return self.catalogue.resolve(spec if given is not None else f"{name}:{wanted}")
+
+    def predict(self, spec: str) -> Prediction:
+        """The prediction for one `--on`."""
+        started = time.perf_counter()
+        system = self.system(spec)
+        program = self.device_program(system.device)
+        settings = Settings(parse_choice(self.options.backend), self.options.conventions.loops)
+        made = predict_device_program(program, system, settings, self.name)
+        native = platform_of(system.device)
+        if program.platform and program.platform != native:
+            note = f"the module was lowered for {program.platform}, not for {native}"
+            made = replace(made, assumptions=(*made.assumptions, note))
+        return replace(made, wall_s=time.perf_counter() - started)
+
+    @property
+    def name(self) -> str:
+        """What reports call the input."""
+        if isinstance(self._source, Workload):
+            return self._source.source or "program"
+        return str(self._source)
+
+    def work(self, *, fused: bool = False) -> dict[str, Any]:
+        """The `work` object of design section 11."""
+        program = self.program(self.options.platform or "cuda")
+        if not fused:
+            counted: Account = account(program, self.options.conventions)
+            return {**counted.to_dict(), "fused": False}
+        target = Target(self.options.platform or "cuda")
+        lowered = lower(program, target, self.options.conventions)
+        total, exact = lowered.work.evaluate(self.options.conventions.loops)
+        from stablecast.backends.prediction import unmodelled_dict
+
+        return {
+            **total.to_dict(),
+            "complete": lowered.complete and exact,
+            "unmodelled": [unmodelled_dict(entry) for entry in lowered.unmodelled],
+            "symbols": [symbol.name for symbol in lowered.work.symbols],
+            "conventions": {**self.options.conventions.to_dict(), "bytes": "after fusion"},
+            "fused": True,
+        }
+
+
+def parse_pairs(texts: Sequence[str], flag: str) -> dict[str, int]:
+    """`a=8,b=4` or several `n=7` as integers; raises `InputError` for anything else."""
+    found: dict[str, int] = {}
+    for text in (part for given in texts for part in given.split(",") if part):
+        name, equals, value = text.partition("=")
+        if not equals or not value.strip().isdigit() or not name.strip():
+            raise InputError(f"{flag} '{text}' is not name=number", f"write {flag} data=8,model=4")
+        found[name.strip()] = int(value)
+    return found

@@ -1,0 +1,46 @@
+"""`work` and `ops`."""
+
+import json as jsonlib
+from typing import Annotated
+
+import typer
+
+from stablecast.cli import options as opt
+from stablecast.cli.app import app
+
+
+@app.command()
+def work(
+    input: opt.Input,
+    fused: Annotated[bool, typer.Option("--fused", help="Bytes after fusion into kernels.")] = False,
+    padding: opt.Padding = "in",
+    causal: opt.Causal = "full",
+    branch: opt.Branch = "max",
+    loop: opt.Loop = [],
+    dim: opt.Dim = [],
+    mesh: opt.Mesh = [],
+    platform: opt.For = "",
+    args: opt.Args = "",
+    arg: opt.Arg = [],
+    settings: opt.Set = [],
+    json: opt.Json = False,
+) -> None:
+    """FLOPs and bytes of one device and step, with the conventions that they are counted by."""
+    from stablecast._predict import Session
+    from stablecast.report.program import work_text
+
+    conventions = opt.make_conventions(loop, dim, padding, causal, branch)
+    chosen = opt.make_options("analytical", "auto", mesh, platform, args, arg, settings, conventions)
+    with opt.progress(f"counting {input}"):
+        counted = Session(input, chosen).work(fused=fused)
+    typer.echo(jsonlib.dumps(counted, indent=2) if json else work_text(counted, input))
+
+
+@app.command()
+def ops(json: opt.Json = False) -> None:
+    """The support matrix: every op, its work rule and kernel class."""
+    from stablecast.ir.accounting.matrix import support_matrix
+    from stablecast.report.program import ops_text
+
+    rows = support_matrix()
+    typer.echo(jsonlib.dumps({"schema": 1, "ops": rows}, indent=1) if json else ops_text(rows))

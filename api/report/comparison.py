@@ -1,0 +1,83 @@
+"""Text and HTML of a comparison."""
+
+import html
+from typing import TYPE_CHECKING
+
+from stablecast.ir.text import html_table, percent, quantity, seconds, table, time_range
+
+if TYPE_CHECKING:
+    from stablecast._compare import Comparison
+
+_HEAD = ("system", "backend", "step", "range", "vs first", "bound by", "MFU", "memory", "")
+_RIGHT = (2, 4, 6)
+
+
+def _rows(comparison: "Comparison") -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [_HEAD]
+    first = comparison.rows[0] if comparison.rows else None
+    for row in comparison.rows:
+        many = f"{row.devices} x " if row.devices > 1 else ""
+        ratio = row.step_time_s / first.step_time_s if first and first.step_time_s else 1.0
+        tied = first is not None and row is not first and row.step_time_low_s <= first.step_time_high_s
+        remarks = ["tie with the first" if tied else "", "" if row.fits else "does not fit", "" if row.complete else "incomplete"]
+        rows.append(
+            (
+                f"{many}{row.system}",
+                row.backend,
+                seconds(row.step_time_s),
+                time_range(row.step_time_low_s, row.step_time_high_s),
+                f"{ratio:.2f} x",
+                row.bound,
+                percent(row.mfu) if row.mfu is not None else "",
+                f"{quantity(row.peak_memory_bytes, 'B')} of {quantity(row.memory_bytes, 'B')}",
+                ", ".join(filter(None, remarks)),
+            )
+        )
+    rows += [(row.system, row.backend, "none", "", "", "", "", "", row.error) for row in comparison.failed]
+    return rows
+
+
+def _remarks(comparison: "Comparison") -> list[str]:
+    lines: list[str] = []
+    if comparison.ties:
+        lines.append("ranges overlap, so which is faster is not known:")
+        lines += [f"  {left} and {right}" for left, right in comparison.ties]
+    for entry in comparison.disagreements:
+        left, right = entry["systems"]
+        one, two = entry["backends"]
+        lines.append(f"{one} and {two} disagree on whether {left} or {right} is faster")
+    for row in comparison.rows[:1]:
+        missing = [f"{entry.op} ({percent(entry.share)} of the bytes)" for entry in row.unmodelled]
+        lines.append("not modelled: " + ", ".join(missing) if missing else "everything in the program is modelled")
+    return lines
+
+
+def comparison_text(comparison: "Comparison") -> str:
+    """The table, ties and disagreements, and what each row assumed that others did not."""
+    lines = [comparison.workload, ""]
+    lines += table(_rows(comparison), right=_RIGHT, indent="  ")
+    lines += ["", *("  " + line for line in _remarks(comparison)), *_assumed(comparison)]
+    if comparison.wall_s:
+        lines += ["", f"  compared in {seconds(comparison.wall_s)}"]
+    return "\n".join(lines)
+
+
+def _assumed(comparison: "Comparison") -> list[str]:
+    if not comparison.rows:
+        return []
+    common = [text for text in comparison.rows[0].assumptions if all(text in row.assumptions for row in comparison.rows)]
+    lines = ["  assumed for all:", *(f"    {text}" for text in common)] if common else []
+    for row in comparison.rows:
+        own = [text for text in row.assumptions if text not in common]
+        if own:
+            lines += [f"  assumed for {row.system} ({row.backend}):", *(f"    {text}" for text in own)]
+    return lines
+
+
+def comparison_html(comparison: "Comparison") -> str:
+    """The same as HTML, for notebooks."""
+    remarks = "<br>".join(html.escape(line.strip()) for line in _remarks(comparison))
+    return (
+        f"<div><b>{html.escape(comparison.workload)}</b>"
+        f"{html_table(_rows(comparison), right=_RIGHT)}<p>{remarks}</p></div>"
+    )

@@ -1,0 +1,282 @@
+"""Kernel rows from sizes: what `stablecast kernel` prices, and what measured kernel tables are turned into.
+
+Bytes are those of the boundary operands and results, once each. Counts of vector operations are one per element and
+arithmetic operation.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from stablecast.backends.device import Device
+from stablecast.ir.dtypes import DType, DTypeKind, dtype
+from stablecast.ir.errors import InputError, near_names
+from stablecast.ir.kernels import KernelClass, KernelRow
+
+_TPU_PASSES: Final = {"default": "bf16", "high": "bf16x3", "highest": "bf16x6"}
+_PLAIN: Final = {"f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16", "tf32": "tf32"}
+_SOFTMAX_OPERATIONS: Final = 4
+_LAYERNORM_OPERATIONS: Final = 8
+
+
+def math_mode(element: str, device: Device, precision: str = "default") -> str:
+    """What a product of matrices of StableHLO element type `element` multiplies with under JAX on `device`.
+
+    NVIDIA from Ampere on multiplies f32 as TF32 (`precision` "highest": as FP32). A TPU multiplies f32 and f16 in
+    passes of bf16: one by default, three at "high", six at "highest". A type that the matrix units lack and XLA widens
+    (bf16 before Ampere) is `fp32`. Raises `InputError` for another `precision` or an unknown type.
+    """
+    if precision not in _TPU_PASSES:
+        raise InputError(f"unknown precision '{precision}'", "known: " + ", ".join(_TPU_PASSES))
+    kind = dtype(element)
+    name = kind.name
+    if device.kind == "tpu":
+        if name == "f32":
+            return _TPU_PASSES[precision]
+        return "bf16" if name in ("f16", "bf16") else _narrow(kind)
+    if name == "f32":
+        return "tf32" if "tf32" in device.matrix_flops and precision != "highest" else "fp32"
+    if name in ("f16", "bf16") and name.replace("f16", "fp16", name == "f16") not in device.math_modes:
+        return "fp32"
+    return _narrow(kind)
+
+
+def _narrow(kind: DType) -> str:
+    if kind.name in _PLAIN:
+        return _PLAIN[kind.name]
+    if kind.is_float:
+        if kind.bits == 8:
+            return "fp8_e5m2" if "e5m2" in kind.name else "fp8_e4m3"
+        return f"fp{kind.bits}"
+    if kind.kind in (DTypeKind.INT, DTypeKind.UINT) and kind.bits in (4, 8):
+        return f"int{kind.bits}"
+    return "vector"
+
+
+def matmul(device: Device, element: str, m: int, n: int, k: int, batch: int = 1, out: str = "") -> KernelRow:
+    """`batch` products [m, k] x [k, n] -> [m, n]; `out`: element type of the result, by default that of the inputs."""
+    kind, result = dtype(element), dtype(out or element)
+    return KernelRow(
+        klass=KernelClass.MATMUL,
+        math=math_mode(element, device),
+        in_dtype=kind.name,
+        out_dtype=result.name,
+        batch=batch,
+        m=m,
+        n=n,
+        k=k,
+        inputs=2,
+        elems=batch * m * n,
+        matmul_flops=2.0 * batch * m * n * k,
+        bytes_read=float(kind.nbytes(batch * (m * k + k * n))),
+        bytes_written=float(result.nbytes(batch * m * n)),
+    )
+
+
+def conv2d(
+    device: Device,
+    element: str,
+    n: int,
+    h: int,
+    w: int,
+    c: int,
+    co: int,
+    r: int,
+    s: int,
+    stride: int = 1,
+    pad: int = 0,
+    groups: int = 1,
+    direction: str = "fwd",
+) -> KernelRow:
+    """A convolution of [n, h, w, c] with [r, s, c / groups, co], or its gradients.
+
+    `direction`: `fwd`; `dgrad` (to the input, over the output's gradient dilated by `stride`, its zeros in
+    `dilation_flops`); `wgrad` (to the weights). Raises `InputError` where no output position is left.
+    """
+    ho, wo = (h + 2 * pad - r) // stride + 1, (w + 2 * pad - s) // stride + 1
+    if ho < 1 or wo < 1:
+        raise InputError(f"a {r}x{s} window does not fit an image of {h}x{w} with padding {pad}")
+    kind = dtype(element)
+    ci, cg = c // groups, co // groups
+    inputs, weights, outputs = n * h * w * c, r * s * ci * co, n * ho * wo * co
+    useful = 2.0 * n * ho * wo * cg * ci * r * s * groups
+    shapes = {
+        "fwd": (n * ho * wo, cg, r * s * ci, (inputs, weights, outputs), (n, h, w, c, co, r, s)),
+        "dgrad": (n * h * w, ci, r * s * cg, (outputs, weights, inputs), (n, ho, wo, co, c, r, s)),
+        "wgrad": (r * s * ci, cg, n * ho * wo, (inputs, outputs, weights), (c, h, w, n, co, ho, wo)),
+    }
+    if direction not in shapes:
+        raise InputError(f"unknown direction '{direction}'", "known: " + ", ".join(shapes))
+    rows, columns, inner, (first, second, result), conv = shapes[direction]
+    dense = 2.0 * groups * rows * columns * inner
+    zeros = max(dense - useful, 0.0) if direction == "dgrad" and stride > 1 else 0.0
+    return KernelRow(
+        klass=KernelClass.CONVOLUTION,
+        math=math_mode(element, device),
+        in_dtype=kind.name,
+        out_dtype=kind.name,
+        batch=groups,
+        m=rows,
+        n=columns,
+        k=inner,
+        **dict(zip(("cn", "ch", "cw", "cc", "co", "cr", "cs"), conv, strict=True)),
+        stride=1 if direction != "fwd" else stride,
+        pad=pad,
+        lhs_dilation=stride if direction == "dgrad" else 1,
+        rhs_dilation=stride if direction == "wgrad" else 1,
+        groups=groups,
+        direction="fwd" if direction == "fwd" else "bwd",
+        inputs=2,
+        elems=result,
+        matmul_flops=dense - zeros,
+        dilation_flops=zeros,
+        bytes_read=float(kind.nbytes(first + second)),
+        bytes_written=float(kind.nbytes(result)),
+    )
+
+
+def elementwise(
+    device: Device, element: str, m: int, n: int = 1, inputs: int = 2, transcendental: int = 0
+) -> KernelRow:
+    """One operation on each of m x n elements of `inputs` operands; `transcendental`: evaluations an element."""
+    kind = dtype(element)
+    elems = m * n
+    return KernelRow(
+        klass=KernelClass.ELEMENTWISE,
+        in_dtype=kind.name,
+        out_dtype=kind.name,
+        elems=elems,
+        inputs=inputs,
+        vector_flops=float(elems),
+        transcendentals=float(transcendental * elems),
+        bytes_read=float(kind.nbytes(inputs * elems)),
+        bytes_written=float(kind.nbytes(elems)),
+    )
+
+
+def reduce(device: Device, element: str, m: int, n: int) -> KernelRow:
+    """The sum of each of m rows of n elements."""
+    return _by_rows(element, m, n, 1, 0, m)
+
+
+def softmax(device: Device, element: str, m: int, n: int) -> KernelRow:
+    """Softmax over each of m rows of n elements, in one kernel."""
+    return _by_rows(element, m, n, _SOFTMAX_OPERATIONS, 1, m * n)
+
+
+def layernorm(device: Device, element: str, m: int, n: int) -> KernelRow:
+    """Layer norm of each of m rows of n elements, in one kernel."""
+    return _by_rows(element, m, n, _LAYERNORM_OPERATIONS, 0, m * n)
+
+
+def _by_rows(element: str, m: int, n: int, operations: int, transcendentals: int, results: int) -> KernelRow:
+    kind = dtype(element)
+    return KernelRow(
+        klass=KernelClass.REDUCTION,
+        in_dtype=kind.name,
+        out_dtype=kind.name,
+        m=0,
+        elems=results,
+        reduced=n,
+        inputs=1,
+        vector_flops=float(operations * m * n),
+        transcendentals=float(transcendentals * m * n),
+        bytes_read=float(kind.nbytes(m * n)),
+        bytes_written=float(kind.nbytes(results)),
+    )
+
+
+def attention(
+    device: Device,
+    element: str,
+    batch: int,
+    hq: int,
+    sq: int,
+    skv: int,
+    d: int,
+    hkv: int = 0,
+    causal: int = 0,
+    window: int = 0,
+    direction: str = "fwd",
+) -> KernelRow:
+    """Flash attention of `batch` x `hq` heads, `sq` queries on `skv` keys of size `d`; `hkv` key heads (0: `hq`).
+
+    Causal: query i of the last `sq` positions sees the keys up to its own; what is masked is in `padded_flops`. The
+    backward pass multiplies five times where the forward pass does twice.
+    """
+    kind = dtype(element)
+    keys = hkv or hq
+    products = 5 if direction == "bwd" else 2
+    dense = products * 2.0 * batch * hq * sq * skv * d
+    queries, cache = batch * hq * sq * d, 2 * batch * keys * skv * d
+    backward = direction == "bwd"
+    return KernelRow(
+        klass=KernelClass.ATTENTION,
+        math=math_mode(element, device),
+        in_dtype=kind.name,
+        out_dtype=kind.name,
+        batch=batch,
+        hq=hq,
+        hkv=keys,
+        sq=sq,
+        skv=skv,
+        d=d,
+        causal=causal,
+        window=window,
+        direction=direction,
+        phase="decode" if sq == 1 and skv > 1 else "prefill",
+        inputs=5 if backward else 3,
+        matmul_flops=dense,
+        padded_flops=dense * (1.0 - _seen(sq, skv, causal, window) / (sq * skv)),
+        transcendentals=float(batch * hq * sq * skv),
+        bytes_read=float(kind.nbytes((3 if backward else 1) * queries + cache)),
+        bytes_written=float(kind.nbytes(queries + (cache if backward else 0))),
+    )
+
+
+def _seen(sq: int, skv: int, causal: int, window: int) -> float:
+    """(query, key) pairs that are not masked."""
+    if not causal:
+        return float(sq * skv) if not window else float(sq * min(window, skv))
+    first = max(skv - sq + 1, 1)
+    limit = min(window, skv) if window else skv
+    full = max(0, skv - max(limit, first) + 1) if limit < skv else 0
+    below = sq - full
+    return (first + first + below - 1) * below / 2.0 + full * float(limit) if below > 0 else full * float(limit)
+
+
+BUILDERS: Final[Mapping[str, Callable[..., KernelRow]]] = {
+    "matmul": matmul,
+    "conv2d": conv2d,
+    "elementwise": elementwise,
+    "reduce": reduce,
+    "softmax": softmax,
+    "layernorm": layernorm,
+    "attention": attention,
+}
+"""Every kind of kernel that can be asked for by its sizes."""
+
+
+def kernel_row(kind: str, device: Device, dtype: str, **sizes: int | str) -> KernelRow:
+    """The row of a kernel of `kind` (a key of `BUILDERS`) with element type `dtype` and the builder's own sizes.
+
+    Raises `InputError` for an unknown kind, and for sizes that are missing, unknown or not positive, naming them.
+    """
+    builder = _builder(kind)
+    parameters = list(inspect.signature(builder).parameters.values())[2:]
+    known = [parameter.name for parameter in parameters]
+    required = [parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty]
+    missing, unknown = [name for name in required if name not in sizes], [name for name in sizes if name not in known]
+    if missing or unknown:
+        text = f"needs {', '.join(missing)}" if missing else f"has no size {', '.join(unknown)}"
+        raise InputError(f"kernel {kind} {text}", "its sizes are " + ", ".join(known))
+    for name, size in sizes.items():
+        if isinstance(size, int) and size < (1 if name in required else 0):
+            raise InputError(f"size {name} of kernel {kind} is {size}", "sizes are whole numbers from 1 up")
+    return builder(device, dtype, **sizes)
+
+
+def _builder(kind: str) -> Callable[..., KernelRow]:
+    if kind not in BUILDERS:
+        raise InputError(f"unknown kernel '{kind}'", near_names(kind, BUILDERS) or "known: " + ", ".join(BUILDERS))
+    return BUILDERS[kind]

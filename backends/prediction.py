@@ -1,0 +1,203 @@
+"""What a prediction says, as values; how it prints is in `prediction_text`."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stablecast.ir.device_program import Unmodelled
+from stablecast.ir.work import Work
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Equal kernels of one scope: `count` runs in a step; times of all of them together, seconds.
+
+    `basis`: where the time comes from (a `Source`), `backend`: who said it. `bound`: what limits it.
+    """
+
+    klass: str
+    scope: str
+    source: str
+    count: float
+    time_s: float
+    low_s: float
+    high_s: float
+    basis: str
+    shape: str
+    bound: str = ""
+    backend: str = ""
+    matmul_flops: float = 0
+    nbytes: float = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "class": self.klass,
+            "scope": self.scope,
+            "source": self.source,
+            "count": _whole(self.count),
+            "time_s": self.time_s,
+            "low_s": self.low_s,
+            "high_s": self.high_s,
+            "basis": self.basis,
+            "shape": self.shape,
+            "bound": self.bound,
+            "backend": self.backend,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTime:
+    """Equal collectives: `nbytes` of one device and run, `count` runs in a step, seconds of all together."""
+
+    kind: str
+    axes: tuple[str, ...]
+    group_size: int
+    nbytes: int
+    count: float
+    time_s: float
+    low_s: float
+    high_s: float
+    exposed_s: float
+    algorithm: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "axes": list(self.axes),
+            "group_size": self.group_size,
+            "bytes": self.nbytes,
+            "count": _whole(self.count),
+            "time_s": self.time_s,
+            "low_s": self.low_s,
+            "high_s": self.high_s,
+            "exposed_s": self.exposed_s,
+            "algorithm": self.algorithm,
+        }
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Prediction:
+    """The step time of a workload on a system, with its range, parts, sources and assumptions.
+
+    Times in seconds, sizes in bytes, FLOPs with 2 per multiply-add. `work`: of one device and step, after fusion.
+    `mfu`: model FLOPs (no recomputation, no padding) over peak x time, `hfu`: executed FLOPs, both None without
+    matrix work. `bound_s`: seconds by what limits them. `complete` is False where something is not modelled or a
+    loop's count is unknown; the time is then a lower bound. `error`: set in comparisons where this row has no time.
+    """
+
+    workload: str
+    system: str
+    devices: int
+    mesh: Mapping[str, int]
+    backend: str
+    exec: str
+    step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
+    compute_s: float
+    exposed_communication_s: float
+    peak_memory_bytes: int
+    memory_bytes: int
+    complete: bool
+    unmodelled: tuple[Unmodelled, ...]
+    work: Work
+    mfu: float | None
+    hfu: float | None
+    memory_by_scope: Mapping[str, int]
+    platform: str
+    kernels: tuple[KernelTime, ...]
+    collectives: tuple[CollectiveTime, ...]
+    assumptions: tuple[str, ...]
+    bound_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    backend_share: Mapping[str, float] = field(default_factory=dict[str, float])
+    wall_s: float = 0.0
+    error: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the device's memory."""
+        return self.peak_memory_bytes <= self.memory_bytes
+
+    @property
+    def bound(self) -> str:
+        """What limits most of the step."""
+        return max(self.bound_s, key=lambda name: self.bound_s[name]) if self.bound_s else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of `stablecast predict --json`."""
+        return {
+            "schema": SCHEMA,
+            "workload": self.workload,
+            "system": self.system,
+            "devices": self.devices,
+            "mesh": dict(self.mesh),
+            "backend": self.backend,
+            "exec": self.exec,
+            "step_time_s": self.step_time_s,
+            "step_time_low_s": self.step_time_low_s,
+            "step_time_high_s": self.step_time_high_s,
+            "compute_s": self.compute_s,
+            "exposed_communication_s": self.exposed_communication_s,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "memory_bytes": self.memory_bytes,
+            "fits": self.fits,
+            "complete": self.complete,
+            "unmodelled": [unmodelled_dict(entry) for entry in self.unmodelled],
+            "work": self.work.to_dict(),
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "memory_by_scope": dict(self.memory_by_scope),
+            "platform": self.platform,
+            "bound": self.bound,
+            "bound_s": dict(self.bound_s),
+            "backend_share": dict(self.backend_share),
+            "kernels": [kernel.to_dict() for kernel in self.kernels],
+            "collectives": [collective.to_dict() for collective in self.collectives],
+            "assumptions": list(self.assumptions),
+            "wall_s": self.wall_s,
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """One row a kernel and collective of a scope; needs pandas (`pip install 'stablecast[pandas]'`)."""
+        from stablecast.backends.prediction_text import prediction_frame
+
+        return prediction_frame(self)
+
+    def to_csv(self) -> str:
+        """The rows of `to_pandas` as CSV."""
+        from stablecast.backends.prediction_text import prediction_csv
+
+        return prediction_csv(self)
+
+    def __repr__(self) -> str:
+        from stablecast.backends.prediction_text import prediction_text
+
+        return prediction_text(self)
+
+    def _repr_html_(self) -> str:
+        from stablecast.backends.prediction_text import prediction_html
+
+        return prediction_html(self)
+
+
+def unmodelled_dict(entry: Unmodelled) -> dict[str, Any]:
+    return {
+        "op": entry.op,
+        "count": _whole(entry.count),
+        "bytes": _whole(entry.nbytes),
+        "share": entry.share,
+        "reason": entry.reason,
+    }
+
+
+def _whole(value: float) -> float:
+    return int(value) if float(value).is_integer() else value

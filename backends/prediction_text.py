@@ -1,0 +1,198 @@
+"""How a prediction prints: text, HTML, CSV and data frame."""
+
+import csv
+import html
+import io
+from typing import TYPE_CHECKING, Any
+
+from stablecast.backends.prediction import KernelTime, Prediction
+from stablecast.ir.errors import InputError
+from stablecast.ir.text import count, html_table, percent, quantity, seconds, shorten, table, time_range
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LARGEST = 12
+"""Kernels that a report lists; the rest is one line."""
+_SCOPE_WIDTH = 44
+_KERNEL_HEAD = ("time", "share", "runs", "kernel", "shape", "bound by", "scope", "source")
+_RIGHT = (0, 1, 2)
+
+
+def headline(prediction: Prediction) -> list[str]:
+    """The answer: step time and range, what bounds it, utilisation, memory."""
+    many = f"{prediction.devices} x " if prediction.devices > 1 else ""
+    atleast = "" if prediction.complete else "at least "
+    answer = (
+        f"{atleast}{seconds(prediction.step_time_s)} a step on {many}{prediction.system}"
+        f"  (range {time_range(prediction.step_time_low_s, prediction.step_time_high_s)})"
+    )
+    lines = [f"{prediction.workload}", f"  {answer}", f"  {_bound_line(prediction)}"]
+    lines.append(f"  {_memory_line(prediction)}")
+    return lines
+
+
+def _bound_line(prediction: Prediction) -> str:
+    parts = sorted(prediction.bound_s.items(), key=lambda item: -item[1])
+    total = prediction.step_time_s or 1.0
+    shares = ", ".join(f"{name} {percent(time / total)}" for name, time in parts if time > 0)
+    utilisation = ""
+    if prediction.mfu is not None:
+        utilisation = f"   MFU {percent(prediction.mfu)}"
+    if prediction.hfu is not None and prediction.mfu is not None and prediction.hfu > prediction.mfu * 1.005:
+        utilisation += f" (HFU {percent(prediction.hfu)})"
+    return f"bound by {shares or 'nothing'}{utilisation}"
+
+
+def _memory_line(prediction: Prediction) -> str:
+    verdict = "fits" if prediction.fits else "DOES NOT FIT"
+    work = prediction.work
+    return (
+        f"memory peak {quantity(prediction.peak_memory_bytes, 'B')} of {quantity(prediction.memory_bytes, 'B')}: {verdict}"
+        f"   work {quantity(work.matmul_flops, 'FLOP')} matrix, {quantity(work.nbytes, 'B')} moved"
+    )
+
+
+def kernel_rows(prediction: Prediction, limit: int = LARGEST) -> list[tuple[str, ...]]:
+    """Cells of the largest kernels and collectives, with a last line for all others."""
+    total = prediction.step_time_s or 1.0
+    entries: list[tuple[float, tuple[str, ...]]] = [(k.time_s, _kernel_cells(k, total)) for k in prediction.kernels]
+    for collective in prediction.collectives:
+        shape = f"{quantity(collective.nbytes, 'B')} over {collective.group_size}"
+        where = ",".join(collective.axes)
+        cells = ("communication", where, collective.algorithm)
+        entries.append(
+            (
+                collective.time_s,
+                (seconds(collective.time_s), percent(collective.time_s / total), count(collective.count))
+                + (collective.kind, shape, *cells),
+            )
+        )
+    entries.sort(key=lambda entry: -entry[0])
+    rows: list[tuple[str, ...]] = [_KERNEL_HEAD, *(cells for _, cells in entries[:limit])]
+    rest = entries[limit:]
+    if rest:
+        time = sum(time for time, _ in rest)
+        rows.append((seconds(time), percent(time / total), "", f"{len(rest)} more", "", "", "", ""))
+    return rows
+
+
+def _kernel_cells(kernel: KernelTime, total: float) -> tuple[str, ...]:
+    return (
+        seconds(kernel.time_s),
+        percent(kernel.time_s / total),
+        count(kernel.count),
+        kernel.klass,
+        kernel.shape,
+        kernel.bound,
+        shorten(kernel.scope, _SCOPE_WIDTH),
+        kernel.source,
+    )
+
+
+def prediction_text(prediction: Prediction) -> str:
+    """The report: answer, largest kernels, what was not modelled, what was assumed."""
+    lines = [*headline(prediction), ""]
+    lines += table(kernel_rows(prediction), right=_RIGHT, indent="  ")
+    lines += ["", *_unmodelled(prediction), *_shares(prediction), "  assumed:"]
+    lines += [f"    {text}" for text in prediction.assumptions]
+    if prediction.wall_s:
+        lines += ["", f"  predicted in {seconds(prediction.wall_s)}"]
+    return "\n".join(lines)
+
+
+def _unmodelled(prediction: Prediction) -> list[str]:
+    if prediction.unmodelled:
+        lines = ["  not modelled, only their bytes are counted:"]
+        for entry in prediction.unmodelled:
+            why = f"  ({entry.reason})" if entry.reason else ""
+            lines.append(
+                f"    {entry.op} x {count(entry.count)}: {quantity(entry.nbytes, 'B')}, "
+                f"{percent(entry.share)} of all bytes{why}"
+            )
+        return lines
+    if not prediction.complete:
+        return ["  a loop's trip count is unknown and counted once: set it with --loop NAME=N"]
+    return ["  everything in the program is modelled"]
+
+
+def _shares(prediction: Prediction) -> list[str]:
+    if len(prediction.backend_share) < 2:
+        return []
+    shares = ", ".join(f"{name} {percent(share)}" for name, share in prediction.backend_share.items())
+    return [f"  kernel time by backend: {shares}"]
+
+
+def prediction_html(prediction: Prediction) -> str:
+    """The report as HTML, for notebooks."""
+    head = "<br>".join(html.escape(line.strip()) for line in headline(prediction)[1:])
+    notes = "".join(f"<li>{html.escape(text)}</li>" for text in prediction.assumptions)
+    missing = "<br>".join(html.escape(line.strip()) for line in _unmodelled(prediction))
+    return (
+        f"<div><b>{html.escape(prediction.workload)}</b><br>{head}"
+        f"{html_table(kernel_rows(prediction), right=_RIGHT)}<p>{missing}</p>"
+        f"<details><summary>assumed</summary><ul>{notes}</ul></details></div>"
+    )
+
+
+FRAME_COLUMNS = (
+    "workload",
+    "system",
+    "devices",
+    "backend",
+    "class",
+    "scope",
+    "source",
+    "shape",
+    "count",
+    "time_s",
+    "low_s",
+    "high_s",
+    "basis",
+    "bound",
+)
+
+
+def prediction_records(prediction: Prediction) -> list[dict[str, Any]]:
+    """One record a kernel or collective of a scope, with the columns `FRAME_COLUMNS`."""
+    shared = {"workload": prediction.workload, "system": prediction.system, "devices": prediction.devices}
+    records = [{**shared, **kernel.to_dict()} for kernel in prediction.kernels]
+    for collective in prediction.collectives:
+        records.append(
+            {
+                **shared,
+                "backend": "collectives",
+                "class": collective.kind,
+                "scope": ",".join(collective.axes),
+                "source": "",
+                "shape": f"{collective.nbytes} B over {collective.group_size}",
+                "count": collective.count,
+                "time_s": collective.time_s,
+                "low_s": collective.low_s,
+                "high_s": collective.high_s,
+                "basis": "analytical",
+                "bound": "communication",
+            }
+        )
+    return [{name: record[name] for name in FRAME_COLUMNS} for record in records]
+
+
+def prediction_csv(prediction: Prediction) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, FRAME_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(prediction_records(prediction))
+    return out.getvalue()
+
+
+def prediction_frame(prediction: Prediction) -> "pd.DataFrame":
+    """The records as a data frame. Raises `InputError` where pandas is missing."""
+    return to_frame(prediction_records(prediction), FRAME_COLUMNS)
+
+
+def to_frame(records: list[dict[str, Any]], columns: tuple[str, ...]) -> "pd.DataFrame":
+    try:
+        import pandas as pd
+    except ImportError:
+        raise InputError("pandas is not installed", "pip install 'stablecast[pandas]'") from None
+    return pd.DataFrame.from_records(records, columns=list(columns))

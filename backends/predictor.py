@@ -1,0 +1,210 @@
+"""DeviceProgram x System -> Prediction."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stablecast.backends.device import Device, System
+from stablecast.backends.estimates import Estimates
+from stablecast.backends.prediction import CollectiveTime, KernelTime, Prediction
+from stablecast.backends.pricing import Priced, price
+from stablecast.backends.registry import Choice
+from stablecast.backends.timeline import CollectiveRuns, KernelRuns, Timeline, chain
+from stablecast.ir.device_program import P2P, DeviceProgram
+from stablecast.ir.errors import InputError
+from stablecast.ir.kernels import KernelTable
+from stablecast.ir.scopes import family, parse_scope
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to predict: backends by class, and trip counts that the program leaves open."""
+
+    choice: Choice
+    loops: Mapping[str, int]
+
+
+def predict_device_program(program: DeviceProgram, system: System, settings: Settings, workload: str) -> Prediction:
+    """The step time of `program` on every device of `system` at once.
+
+    `workload`: its name in reports. Raises `InputError` where the device has no peak for a product's math mode.
+    """
+    device = system.device
+    priced = price(program.table, device, settings.choice)
+    timeline = chain(program, priced.estimates, system, settings.loops)
+    buffers = program.buffers
+    work, _ = program.work.evaluate(settings.loops)
+    return Prediction(
+        workload=workload,
+        system=system.name,
+        devices=system.count,
+        mesh={name: size for mesh in program.meshes for name, size in mesh.axes},
+        backend=str(settings.choice),
+        exec=program.exec_model,
+        step_time_s=timeline.time_s,
+        step_time_low_s=timeline.low_s,
+        step_time_high_s=timeline.high_s,
+        compute_s=timeline.compute_s,
+        exposed_communication_s=timeline.exposed_s,
+        peak_memory_bytes=buffers.peak_bytes if buffers else 0,
+        memory_bytes=int(device.memory_bytes.value),
+        complete=program.complete,
+        unmodelled=program.unmodelled,
+        work=work,
+        mfu=_utilisation(program.model_flops or {}, device, timeline.time_s),
+        hfu=_utilisation(_executed(program.table), device, timeline.time_s),
+        memory_by_scope=_memory(program),
+        platform=program.platform,
+        kernels=kernel_times(program.table, timeline.kernels, priced),
+        collectives=collective_times(timeline.collectives),
+        assumptions=_assumptions(program, system, priced, timeline),
+        bound_s=timeline.bound_s,
+        backend_share=_shares(timeline, priced),
+    )
+
+
+def _executed(table: KernelTable) -> dict[str, float]:
+    flops: dict[str, float] = {}
+    for row, count in zip(table.rows, table.count, strict=True):
+        if row.matmul_flops:
+            flops[row.math] = flops.get(row.math, 0.0) + row.matmul_flops * float(count)
+    return flops
+
+
+def _utilisation(flops: Mapping[str, float], device: Device, time_s: float) -> float | None:
+    """Share of the step that these FLOPs need at peak, each math mode by its own peak."""
+    if not flops or time_s <= 0:
+        return None
+    return sum(amount / _peak(device, math) for math, amount in flops.items() if amount) / time_s
+
+
+_PASSES = {"bf16x3": ("bf16", 3), "bf16x6": ("bf16", 6), "tf32x3": ("tf32", 3)}
+
+
+def _peak(device: Device, math: str) -> float:
+    base, passes = _PASSES.get(math, (math, 1))
+    try:
+        return device.matmul_rate(base).value / passes
+    except InputError:
+        return max(rate.value for rate in device.vector_flops.values())
+
+
+def _memory(program: DeviceProgram) -> dict[str, int]:
+    buffers = program.buffers
+    if buffers is None:
+        return {}
+    return {
+        "arguments": buffers.argument_bytes,
+        "outputs": buffers.output_bytes - buffers.alias_bytes,
+        "temporaries": buffers.temp_bytes,
+        **buffers.by_scope,
+    }
+
+
+def kernel_times(table: KernelTable, runs: Sequence[KernelRuns], priced: Priced) -> tuple[KernelTime, ...]:
+    """Kernels of equal row, source line and scope family put together, the dearest first."""
+    counts: dict[tuple[int, str, str], float] = {}
+    labels: dict[tuple[int, str, str], list[str]] = {}
+    for run in runs:
+        label = parse_scope(run.scope).label
+        key = (run.row, family(label), run.source if label else "")
+        counts[key] = counts.get(key, 0.0) + run.count
+        held = labels.setdefault(key, [])
+        if len(held) < 2 and label not in held:
+            held.append(label)
+    result = [
+        _kernel_time(table, key, counts[key], labels[key], priced.estimates, str(priced.backend[key[0]]))
+        for key in counts
+    ]
+    return tuple(sorted(result, key=lambda kernel: -kernel.time_s))
+
+
+def _kernel_time(
+    table: KernelTable,
+    key: tuple[int, str, str],
+    count: float,
+    labels: list[str],
+    estimates: Estimates,
+    backend: str,
+) -> KernelTime:
+    number, group, source = key
+    row = table.rows[number]
+    return KernelTime(
+        klass=str(row.klass),
+        scope=labels[0] if len(labels) == 1 else group,
+        source=_short_source(source),
+        count=count,
+        time_s=float(estimates.time_s[number]) * count,
+        low_s=float(estimates.low_s[number]) * count,
+        high_s=float(estimates.high_s[number]) * count,
+        basis=str(estimates.source[number]),
+        shape=row.shape,
+        bound=str(estimates.bound[number]),
+        backend=backend,
+        matmul_flops=row.matmul_flops * count,
+        nbytes=(row.bytes_read + row.bytes_written) * count,
+    )
+
+
+def _short_source(source: str) -> str:
+    path, colon, line = source.rpartition(":")
+    return f"{Path(path).name}:{line}" if colon else source
+
+
+def collective_times(runs: Sequence[CollectiveRuns]) -> tuple[CollectiveTime, ...]:
+    """Equal collectives put together, the dearest first."""
+    found: dict[tuple[str, tuple[str, ...], int, int, str], list[float]] = {}
+    for run in runs:
+        node = run.node
+        if isinstance(node, P2P):
+            key = (node.direction, (node.axis,), 2, node.nbytes, run.algorithm)
+        else:
+            key = (node.kind, node.groups.axes, node.groups.size, node.message_bytes, run.algorithm)
+        sums = found.setdefault(key, [0.0] * 5)
+        parts = (1.0, run.time_s, run.low_s, run.high_s, run.exposed_s)
+        for index, part in enumerate(parts):
+            sums[index] += part * run.count
+    result = [
+        CollectiveTime(kind, axes, size, nbytes, sums[0], sums[1], sums[2], sums[3], sums[4], algorithm)
+        for (kind, axes, size, nbytes, algorithm), sums in found.items()
+    ]
+    return tuple(sorted(result, key=lambda collective: -collective.time_s))
+
+
+def _shares(timeline: Timeline, priced: Priced) -> dict[str, float]:
+    times: dict[str, float] = {}
+    for run in timeline.kernels:
+        name = str(priced.backend[run.row])
+        times[name] = times.get(name, 0.0) + float(priced.estimates.time_s[run.row]) * run.count
+    total = sum(times.values())
+    return {name: time / total for name, time in sorted(times.items())} if total else {}
+
+
+def _assumptions(program: DeviceProgram, system: System, priced: Priced, timeline: Timeline) -> tuple[str, ...]:
+    device = system.device
+    said = [f"{program.exec_model} kernels for {program.platform or 'any platform'}; the host never holds the device up"]
+    maths = sorted({row.math for row in program.table.rows if row.matmul_flops})
+    for math in maths:
+        base, passes = _PASSES.get(math, (math, 1))
+        said.append(_peak_assumption(device, math, base, passes))
+    memory = device.hbm_bytes_per_s
+    said.append(f"device memory {memory} peak ({_origin(memory.source, memory.doubtful, memory.confidence)})")
+    if timeline.collectives:
+        said.append("communication is not overlapped with kernels")
+        said += list(system.notes)
+    said += list(priced.assumptions)
+    said += list(program.notes)
+    return tuple(dict.fromkeys(said))
+
+
+def _peak_assumption(device: Device, math: str, base: str, passes: int) -> str:
+    try:
+        peak = device.matmul_rate(base)
+    except InputError:
+        return f"{math} products run on the vector lanes of {device.name}"
+    many = f" in {passes} passes" if passes > 1 else ""
+    return f"{math}{many}: {peak} dense peak ({_origin(peak.source, peak.doubtful, peak.confidence)})"
+
+
+def _origin(source: str, doubtful: bool, confidence: str) -> str:
+    return f"{source}, {confidence} confidence" if doubtful else source

@@ -1,0 +1,585 @@
+"""Fits the constants of the analytical backend to public kernel tables and writes them with their errors.
+
+    python benchmarks/fit_analytical.py --data FOLDER
+
+FOLDER holds `aiconfigurator`, `xla_perf_tables`, `neusight`, `deepbench`, `vidur`, `tpu_v4_kernels`, `llmservingsim`
+and `tpu_step_times` (its matrix product table only), as their READMEs describe. Training tables only: no test table,
+no whole model, no training step is read. Writes `backends/models/analytical.yaml` and the error tables in
+`docs/analytical.md`.
+
+Loss: mean over tables of the mean |log(predicted / measured)|, each row's capped at 1; coordinate descent on
+multiplicative steps. Every table has a launch cost of its own, since some hold the host's; only that of kernels
+replayed from a graph (aiconfigurator) becomes a constant.
+"""
+
+import argparse
+import csv
+import gzip
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from stablecast.backends import kernel_specs as specs
+from stablecast.backends.analytical import classes
+from stablecast.backends.analytical.constants import (
+    CONSTANTS_FILE,
+    Constant,
+    Constants,
+    architecture_key,
+    read_constants,
+)
+from stablecast.backends.analytical.rates import matrix_rates
+from stablecast.backends.catalogue import Catalogue
+from stablecast.backends.device import Device
+from stablecast.backends.estimates import FloatArray
+from stablecast.ir.kernels import KernelRow, KernelTable
+
+ROOT: Final = Path(__file__).parent.parent
+START_FILE: Final = ROOT / "backends" / "models" / "analytical_start.yaml"
+FIT_ROWS: Final = 1500
+REPORT_ROWS: Final = 12000
+SEED: Final = 0
+CAP: Final = 1.0
+STEPS: Final = (1.3, 1.12, 1.05, 1.02)
+
+_SXM: Final = {"a100": "a100-sxm-80gb", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm"}
+_NEUSIGHT: Final = {
+    "P4": "p4", "P100-PCIe-16GB": "p100-pcie", "V100-PCIe-32GB": "v100-pcie", "T4": "t4",
+    "A100-PCIe-40GB": "a100-pcie-40gb", "A100-PCIe-80GB": "a100-pcie-80gb", "MI100": "mi100", "MI210": "mi210",
+}
+_DEEPBENCH: Final = {
+    "V100": "v100-sxm2", "P100": "p100-sxm2", "TitanXp": "titan-xp", "TitanX_Pascal": "titan-x-pascal",
+    "1080Ti": "gtx-1080-ti", "TitanX": "titan-x-maxwell", "M40": "m40", "MI25": "mi25",
+}
+_XLA: Final = {"sm_90": "h100-sxm", "sm_100_B200": "b200-sxm", "gfx950": "mi355x"}
+_XLA_TYPES: Final = {"bf16": ("bf16", "half"), "f32": ("f32", "tf32"), "f8e4m3fn": ("fp8", "byte")}
+_V6E: Final = {
+    "q_proj": (4096, 4096), "o_proj": (4096, 4096), "gate_proj": (14336, 4096), "up_proj": (14336, 4096),
+    "down_proj": (4096, 14336), "lm_head": (128256, 4096),
+}
+_ROWWISE: Final = ("softmax", "ln")
+_BINARY: Final = ("add", "mul", "div", "pow")
+_CEILING: Final = {"sustained": 1.0, "share": 1.0, "tile": 1.0, "fma": 1.0, "waves": 1.0, "convolution": 1.0}
+LARGE_ELEMENTS: Final = 8e6
+
+
+class Record(dict[str, str]):
+    """One line of a table: text by column."""
+
+    def number(self, column: str, default: float = 0.0) -> float:
+        """A column as a number; `default` where it is absent or empty."""
+        text = self.get(column, "")
+        return float(text) if text else default
+
+    def sizes(self, *columns: str) -> list[int]:
+        """Columns as whole numbers."""
+        return [int(self.number(column)) for column in columns]
+
+
+Make = Callable[[Device, Record], KernelRow]
+
+
+@dataclass
+class Data:
+    """Measured kernels of one table on one device. `stage`: which fit uses it (empty: a check only)."""
+
+    table: str
+    device: Device
+    kernels: KernelTable
+    measured_s: FloatArray
+    stage: str
+    launch_s: float = 2e-6
+    rows: classes.Rows = field(init=False)
+
+    def __post_init__(self) -> None:
+        rates = matrix_rates(self.kernels.math, self.kernels.in_dtype, self.device)
+        self.rows = classes.Rows.of(self.kernels, rates, self.device)
+
+    @property
+    def key(self) -> str:
+        return architecture_key(self.device)
+
+    def sample(self, count: int) -> "Data":
+        """At most `count` rows, drawn with a fixed seed."""
+        if len(self.kernels) <= count:
+            return self
+        chosen = np.zeros(len(self.kernels), dtype=np.bool_)
+        chosen[np.random.default_rng(SEED).choice(len(self.kernels), count, replace=False)] = True
+        rows, measured = self.kernels.select(chosen), self.measured_s[chosen]
+        return Data(self.table, self.device, rows, measured, self.stage, self.launch_s)
+
+
+class Tables:
+    """Reads the measured tables under `folder`; one `Data` a table and device, thinned to `REPORT_ROWS`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.catalogue = Catalogue()
+
+    def all(self) -> list[Data]:
+        """Every table."""
+        readers: Sequence[Callable[[], Iterable[Data]]] = (
+            *(self.aiconfigurator_gemm, self.xla_matmul, self.neusight_matmul, self.neusight_vector),
+            *(self.neusight_conv, self.deepbench_gemm, self.deepbench_conv, self.vidur_layers),
+            *(self.aiconfigurator_attention, self.tpu_v4_matmul, self.tpu_v6e_layers, self.tpu_products),
+        )
+        return [data for reader in readers for data in reader()]
+
+    def _read(self, path: str) -> list[Record]:
+        full = self.folder / path
+        data = full.read_bytes()
+        text = (gzip.decompress(data) if full.suffix == ".gz" else data).decode()
+        return [Record(line) for line in csv.DictReader(text.splitlines())]
+
+    def _data(
+        self,
+        table: str,
+        device: str,
+        records: Sequence[Record],
+        make: Make,
+        time: tuple[str, float],
+        stage: str,
+        launch_s: float = 2e-6,
+    ) -> Iterable[Data]:
+        """`time`: the column that holds the measured time, and its unit in seconds."""
+        if len(records) > REPORT_ROWS:
+            chosen = np.random.default_rng(SEED).choice(len(records), REPORT_ROWS, replace=False)
+            records = [records[int(index)] for index in sorted(chosen.tolist())]
+        found = self.catalogue.device(device)
+        if records:
+            kernels = KernelTable.of([make(found, record) for record in records])
+            seconds = np.array([record.number(time[0]) * time[1] for record in records])
+            yield Data(table, found, kernels, seconds, stage, launch_s)
+
+    def aiconfigurator_gemm(self) -> Iterable[Data]:
+        for name, device in _SXM.items():
+            records = self._read(f"aiconfigurator/gemm_{name}_sxm.csv.gz")
+            plain = [r for r in records if r["dtype"] == "bfloat16"]
+            # the two frameworks run different FP8 kernels
+            narrow = [r for r in records if r["dtype"] == "fp8" and r["framework"] == "vllm"]
+            half, byte = "" if name == "h200" else "half", "byte" if name == "h100" else ""
+            time = ("latency_us", 1e-6)
+            yield from self._data("aiconfigurator gemm bf16", device, plain, _product("bf16"), time, half)
+            yield from self._data("aiconfigurator gemm fp8", device, narrow, _product("fp8"), time, byte)
+
+    def xla_matmul(self) -> Iterable[Data]:
+        records = self._read("xla_perf_tables/matmul.csv.gz")
+        for key, device in _XLA.items():
+            for element, (dtype, stage) in _XLA_TYPES.items():
+                if (key, element) in (("sm_90", "f8e4m3fn"), ("gfx950", "f32")):
+                    continue  # above the data sheet's peak, as the table's README says
+                found = self.catalogue.device(device)
+                peak = found.peak(specs.math_mode(dtype, found)).value
+                kept = [
+                    r
+                    for r in records
+                    if r["device_key"] == key
+                    and r["lhs"] == r["rhs"] == element
+                    and r["out"] == ("bf16" if element.startswith("f8") else element)
+                    and r.number("flops_per_s") < 0.99 * peak
+                ]
+                time = ("latency_us", 1e-6)
+                yield from self._data(f"xla matmul {dtype}", device, kept, _product(dtype), time, stage, 4e-6)
+
+    def neusight_matmul(self) -> Iterable[Data]:
+        records = self._read("neusight/train_matmul.csv.gz")
+        for name, device in _NEUSIGHT.items():
+            kept = [r for r in records if r["device"] == name]
+            stage = "fma" if device != "p4" else ""
+            yield from self._data(
+                "neusight train matmul f32", device, kept, _eager_product, ("latency_ms", 1e-3), stage, 3e-5
+            )
+
+    def neusight_vector(self) -> Iterable[Data]:
+        records = self._read("neusight/train_vector.csv.gz") + self._read("neusight/amd_train_vector.csv.gz")
+        records = [r for r in records if r.number("rows") * r.number("cols") > LARGE_ELEMENTS]
+        for name, device in _NEUSIGHT.items():
+            for stage in ("stream", "reduce"):
+                kept = [r for r in records if r["device"] == name and (r["op"] in _ROWWISE) == (stage == "reduce")]
+                time = ("latency_ms", 1e-3)
+                yield from self._data(f"neusight train vector {stage}", device, kept, _vector, time, stage, 2.5e-5)
+
+    def neusight_conv(self) -> Iterable[Data]:
+        records = self._read("neusight/train_conv2d.csv.gz")
+
+        def make(device: Device, r: Record) -> KernelRow:
+            n, size, c, co, window, stride, pad = r.sizes(
+                "batch", "input_hw", "in_channels", "out_channels", "kernel_size", "stride", "padding"
+            )
+            return _plain(specs.conv2d(device, "f32", n, size, size, c, co, window, window, stride, pad))
+
+        for name, device in _NEUSIGHT.items():
+            kept = [r for r in records if r["device"] == name]
+            stage = "conv.fma" if device != "p4" else ""
+            yield from self._data("neusight train conv2d f32", device, kept, make, ("latency_ms", 1e-3), stage, 3e-5)
+
+    def deepbench_gemm(self) -> Iterable[Data]:
+        records = self._read("deepbench/gemm.csv")
+        for gpu, device in _DEEPBENCH.items():
+            for precision, element, stage in (("fp16-mixed", "f16", "half"), ("fp32", "f32", "fma")):
+                kept = [r for r in records if r["gpu"] == gpu and r["precision"] == precision]
+                yield from self._data(
+                    f"deepbench gemm {element}", device, kept, _product(element), ("time_ms", 1e-3), stage, 1e-5
+                )
+
+    def deepbench_conv(self) -> Iterable[Data]:
+        records = self._read("deepbench/conv.csv")
+        square = [r for r in records if r["stride_w"] == r["stride_h"] and r["pad_w"] == r["pad_h"]]
+        ways = (("fwd_ms", "fwd"), ("bwd_input_ms", "dgrad"), ("bwd_weight_ms", "wgrad"))
+        for gpu, device in _DEEPBENCH.items():
+            for precision, element in (("fp16-mixed", "f16"), ("fp32", "f32")):
+                stage = "conv.half" if element == "f16" else "conv.fma"
+                of_gpu = [r for r in square if r["gpu"] == gpu and r["precision"] == precision]
+                for column, way in ways:
+                    kept = [r for r in of_gpu if r.number(column) > 0]
+                    yield from self._data(
+                        f"deepbench conv {way} {element}",
+                        device,
+                        kept,
+                        _convolution(element, way),
+                        (column, 1e-3),
+                        stage,
+                        1e-5,
+                    )
+
+    def vidur_layers(self) -> Iterable[Data]:
+        records = [
+            r
+            for r in self._read("vidur/mlp.csv.gz")
+            if r["gpu"] == "a100" and r["num_tensor_parallel_workers"] == "1" and r.number("num_tokens") >= 64
+        ]
+        makes: Sequence[tuple[str, str, Make]] = (
+            ("add", "add_ms", lambda d, r: specs.elementwise(d, "f16", *r.sizes("num_tokens", "n_embd"))),
+            ("norm", "input_layernorm_ms", lambda d, r: specs.layernorm(d, "f16", *r.sizes("num_tokens", "n_embd"))),
+        )
+        for table, column, make in makes:
+            yield from self._data(f"vidur {table} f16", "a100-sxm-80gb", records, make, (column, 1e-3), "")
+
+    def aiconfigurator_attention(self) -> Iterable[Data]:
+        for name, device in _SXM.items():
+            for phase in ("context", "generation"):
+                records = self._read(f"aiconfigurator/attention_{phase}_{name}_sxm.csv.gz")
+                kept = [r for r in records if r.number("window_size") == 0]
+                stage = "" if name == "h200" else f"attention.{phase}"
+                make = _prefill if phase == "context" else _decode
+                yield from self._data(
+                    f"aiconfigurator attention {phase}", device, kept, make, ("latency_us", 1e-6), stage
+                )
+
+    def tpu_v4_matmul(self) -> Iterable[Data]:
+        # a check only: its f16 operands are converted, which bf16 ones are not
+        records = self._read("tpu_v4_kernels/matmul_fp16.csv")
+        yield from self._data("tpu_v4 matmul f16", "tpu-v4", records, _product("f16"), ("mean_us", 1e-6), "", 1e-6)
+
+    def tpu_v6e_layers(self) -> Iterable[Data]:
+        records = [r for r in self._read("llmservingsim/tpu_v6e_layers.csv.gz") if r["layer"] in _V6E]
+        yield from self._data(
+            "llmservingsim v6e products bf16",
+            "tpu-v6e",
+            records,
+            _layer,
+            ("latency_ns", 1e-9),
+            "tpu",
+            1e-6,
+        )
+
+    def tpu_products(self) -> Iterable[Data]:
+        records = self._read("tpu_step_times/gemm_tflops.csv")
+        for prefix, device in (("v7x", "tpu-v7x"), ("v6e", "tpu-v6e")):
+            kept = [r for r in records if r["tpu"].startswith(prefix) and "host timer" not in r["basis"]]
+            yield from self._data(
+                "tpu-recipes gemm bf16", device, kept, _product("bf16"), ("latency_us", 1e-6), "tpu", 1e-6
+            )
+
+
+def _plain(row: KernelRow) -> KernelRow:
+    """The same product without TF32."""
+    return replace(row, math="fp32")
+
+
+def _product(element: str) -> Make:
+    out = "bf16" if element == "fp8" else element
+
+    def make(device: Device, r: Record) -> KernelRow:
+        m, n, k = r.sizes("m", "n", "k")
+        return specs.matmul(device, element, m, n, k, int(r.number("batch", 1)), out)
+
+    return make
+
+
+def _layer(device: Device, r: Record) -> KernelRow:
+    n, k = _V6E[r["layer"]]
+    return specs.matmul(device, "bf16", int(r.number("tokens")), n, k)
+
+
+def _eager_product(device: Device, r: Record) -> KernelRow:
+    batch, m, n, k = r.sizes("batch", "m", "n", "k")
+    if r["op"] == "bmm":
+        return _plain(specs.matmul(device, "f32", m, n, k, batch))
+    return _plain(specs.matmul(device, "f32", batch * m, n, k))
+
+
+def _convolution(element: str, way: str) -> Make:
+    columns = ("n", "h", "w", "c", "k", "filter_h", "filter_w", "stride_h", "pad_h")
+    return lambda device, r: specs.conv2d(device, element, *r.sizes(*columns), direction=way)
+
+
+def _vector(device: Device, r: Record) -> KernelRow:
+    rows, columns = r.sizes("rows", "cols")
+    if r["op"] in _ROWWISE:
+        return (specs.softmax if r["op"] == "softmax" else specs.layernorm)(device, "f32", rows, columns)
+    return specs.elementwise(device, "f32", rows, columns, 2 if r["op"] in _BINARY else 1)
+
+
+def _prefill(device: Device, r: Record) -> KernelRow:
+    batch, heads, length, keys = r.sizes("batch_size", "num_heads", "isl", "num_key_value_heads")
+    return specs.attention(device, "bf16", batch, heads, length, length, int(r.number("head_dim", 128)), keys, 1)
+
+
+def _decode(device: Device, r: Record) -> KernelRow:
+    batch, heads, cached, keys = r.sizes("batch_size", "num_heads", "step", "num_key_value_heads")
+    return specs.attention(device, "bf16", batch, heads, 1, cached + 1, int(r.number("head_dim", 128)), keys)
+
+
+Values = dict[str, dict[str, float]]
+"""Section of the constants file -> constant -> value."""
+
+
+@dataclass
+class Fit:
+    """Constants under change, and the measured tables they are judged by."""
+
+    values: Values
+    like: dict[str, str]
+    sources: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    first: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+
+    def constants(self, device: Device) -> Constants:
+        """What holds for `device` with the present values."""
+        chain: list[str] = []
+        key = architecture_key(device)
+        while key in self.values and key not in chain:
+            chain.insert(0, key)
+            key = self.like.get(key, "")
+        merged: dict[str, Constant] = {}
+        for part in (device.kind, *chain):
+            merged |= {name: Constant(value, "", part) for name, value in self.values[part].items()}
+        return Constants(architecture_key(device), device.kind, merged, bool(chain))
+
+    def ratios(self, data: Data) -> FloatArray:
+        """Predicted over measured."""
+        time = classes.kernel_time(data.rows, data.device, self.constants(data.device), data.launch_s)[0]
+        return time / data.measured_s
+
+    def loss(self, datas: Sequence[Data]) -> float:
+        return float(np.mean([np.minimum(np.abs(np.log(self.ratios(data))), CAP).mean() for data in datas]))
+
+    def descend(self, datas: Sequence[Data], names: Sequence[tuple[str, str]], fixed_launch: bool = False) -> float:
+        """Coordinate descent over the constants `names` (section, name) and the launch cost of each table."""
+        thin = [data.sample(FIT_ROWS) for data in datas]
+        best = self.loss(thin)
+        for step in STEPS:
+            for _ in range(2):
+                before = best
+                for section, name in names:
+                    best = self._move(thin, section, name, step, best)
+                if not fixed_launch:
+                    for data in thin:
+                        self._move_launch(data, step)
+                    best = self.loss(thin)
+                if before - best < 1e-4:
+                    break
+        for data, used in zip(datas, thin, strict=True):
+            data.launch_s = used.launch_s
+        return best
+
+    def _move(self, datas: Sequence[Data], section: str, name: str, step: float, best: float) -> float:
+        start = self.values[section][name]
+        first = self.first.setdefault((section, name), start)
+        for factor in (step, 1.0 / step):
+            value = start
+            while True:
+                value = min(value * factor, _CEILING.get(name.split(".")[0], 1e6))
+                if value == self.values[section][name] or value < 1e-3 * first:
+                    break
+                kept, self.values[section][name] = self.values[section][name], value
+                loss = self.loss(datas)
+                if loss >= best:
+                    self.values[section][name] = kept
+                    break
+                best = loss
+            if self.values[section][name] != start:
+                break
+        return best
+
+    def _move_launch(self, data: Data, step: float) -> None:
+        best = self.loss([data])
+        for factor in (step, 1.0 / step):
+            kept = data.launch_s
+            data.launch_s = kept * factor
+            loss = self.loss([data])
+            if loss < best:
+                return
+            data.launch_s = kept
+
+
+AREAS: Final = (32768, 16384, 8192, 4096, 2048, 1024)
+STAGES: Final[Sequence[tuple[str, str, tuple[str, ...], tuple[str, ...]]]] = (
+    (
+        "half",
+        "gpu",
+        ("sustained.half", "share.matmul"),
+        (*(f"tile.{area}" for area in AREAS[1:]), "waves.tile", "fill.tile", "split", "overlap"),
+    ),
+    ("tf32", "gpu", ("sustained.tf32",), ()),
+    ("byte", "gpu", ("sustained.byte",), ()),
+    ("fma", "gpu", ("sustained.fma",), (*(f"fma.{area}" for area in AREAS), "waves.fma")),
+    ("conv.fma", "gpu", (), ("convolution.fma", "convolution.direct", "winograd")),
+    ("conv.half", "gpu", (), ("convolution.half",)),
+    ("stream", "gpu", ("share.stream",), ()),
+    ("reduce", "gpu", ("share.reduce",), ()),
+    ("attention.context", "gpu", ("attention.forward",), ("waves.attention", "attention.extra", "attention.block")),
+    ("attention.generation", "gpu", ("share.attention",), ()),
+    ("tpu", "tpu", ("sustained.half",), ("share.matmul", "overlap", "fill.m")),
+)
+"""In this order: stage, kind of device, constants of each architecture, constants of the kind."""
+
+COPIES: Final = (
+    ("share.convolution", "share.matmul"),
+    ("share.copy", "share.stream"),
+    ("convolution.tf32", "convolution.half"),
+    ("convolution.byte", "convolution.half"),
+)
+"""Constants that take another's value, since no table measures them."""
+
+_KINDS: Final = ("gpu", "tpu", "cpu")
+_BEGIN, _END = "<!-- errors: begin -->", "<!-- errors: end -->"
+RANGES: Final = (
+    ("gpu", "matmul", ("half", "tf32", "byte", "fma")),
+    ("gpu", "convolution", ("conv.half", "conv.fma")),
+    ("gpu", "stream", ("stream",)),
+    ("gpu", "reduce", ("reduce",)),
+    ("gpu", "attention", ("attention.context", "attention.generation")),
+    ("tpu", "matmul", ("tpu",)),
+)
+
+
+def fit_all(datas: Sequence[Data], fit: Fit) -> None:
+    """Runs every stage, gives each kind the median of its architectures, and notes the source of every constant."""
+    for stage, kind, own, common in STAGES:
+        chosen = [data for data in datas if data.stage == stage]
+        keys = sorted({data.key for data in chosen})
+        for key in keys:
+            section = fit.values.setdefault(key, {})
+            section |= {name: section.get(name, fit.values[kind][name]) for name in own}
+        names = [(key, name) for key in keys for name in own] + [(kind, name) for name in common]
+        graphs = stage.startswith("attention")
+        if graphs:
+            for data in chosen:
+                data.launch_s = fit.constants(data.device)["launch"]
+        fit.descend(chosen, names, fixed_launch=graphs)
+        for key, name in names:
+            used = [data for data in chosen if key in (kind, data.key)]
+            fit.sources[key, name] = _source(fit, used)
+        for name in own:
+            fit.values[kind][name] = float(np.median([fit.values[key][name] for key in keys]))
+            fit.sources[kind, name] = f"median of {', '.join(keys)}"
+        _set_launches(fit, stage, kind, chosen)
+    for target, source in COPIES:
+        for key, section in fit.values.items():
+            if source in section and key != "cpu" and (key == "gpu" or target.startswith("share")):
+                section[target] = section[source]
+                fit.sources[key, target] = f"as {source}, which has measurements"
+    _set_ranges(fit, datas)
+
+
+def _source(fit: Fit, used: Sequence[Data]) -> str:
+    errors = np.concatenate([np.abs(fit.ratios(data) - 1.0) for data in used])
+    tables = sorted({data.table for data in used})
+    return f"fitted: {', '.join(tables)}; {len(errors)} rows, median |err| {np.median(errors):.1%}"
+
+
+def _set_launches(fit: Fit, stage: str, kind: str, chosen: Sequence[Data]) -> None:
+    """The launch cost of replayed graphs (GPUs) or of the device's own profile (TPUs) becomes a constant."""
+    graphs = [d for d in chosen if (stage == "half" and d.table.startswith("aiconf")) or stage == "tpu"]
+    for data in graphs:
+        fit.values[data.key]["launch"] = data.launch_s
+        fit.sources[data.key, "launch"] = _source(fit, [data])
+    if graphs:
+        fit.values[kind]["launch"] = float(np.median([data.launch_s for data in graphs]))
+        fit.sources[kind, "launch"] = f"median of {', '.join(sorted({data.key for data in graphs}))}"
+
+
+def _set_ranges(fit: Fit, datas: Sequence[Data]) -> None:
+    """Low and high: 10th and 90th percentile of measured over predicted, over the median of the tables' own."""
+    for kind, group, stages in RANGES:
+        chosen = [data for data in datas if data.stage in stages]
+        quantiles = np.array([np.quantile(1.0 / fit.ratios(data), (0.1, 0.9)) for data in chosen])
+        low, high = np.median(quantiles, axis=0)
+        text = f"10th and 90th percentile of measured / predicted, median over {len(chosen)} tables"
+        for name, value in ((f"low.{group}", min(low, 0.95)), (f"high.{group}", max(high, 1.05))):
+            fit.values[kind][name] = float(value)
+            fit.sources[kind, name] = text
+
+
+def write_constants(fit: Fit, path: Path, initial: dict[tuple[str, str], str]) -> None:
+    """The constants file: sections in order of kind, then architecture."""
+    lines = ["# Written by benchmarks/fit_analytical.py; change that script or its tables, not this file."]
+    for key in (*_KINDS, *sorted(set(fit.values) - set(_KINDS))):
+        lines.append(f"{key}:")
+        if key in fit.like:
+            lines.append(f"  like: {fit.like[key]}")
+        for name, value in sorted(fit.values[key].items()):
+            value = 0.0 if value < 1e-9 else value
+            source = fit.sources.get((key, name)) or initial.get((key, name), "")
+            lines.append(f'  {name}: {{value: {value:.4g}, source: "{source}"}}')
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def error_table(fit: Fit, datas: Sequence[Data]) -> str:
+    """Median and 90th percentile of |predicted / measured - 1| of every table, in Markdown."""
+    lines = ["| table | device | rows | median | p90 | bias | launch in the table |", "|---|---|---|---|---|---|---|"]
+    for data in datas:
+        ratios = fit.ratios(data)
+        errors = np.abs(ratios - 1.0)
+        check = "" if data.stage else " (check)"
+        lines.append(
+            f"| {data.table}{check} | {data.device.name} | {len(ratios)} | {np.median(errors):.1%} | "
+            f"{np.quantile(errors, 0.9):.1%} | {np.median(ratios):.2f} | {data.launch_s * 1e6:.1f} us |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Fit, write, report."""
+    parser = argparse.ArgumentParser(description="fit the constants of the analytical backend")
+    parser.add_argument("--data", type=Path, required=True, help="folder of measured tables")
+    parser.add_argument("--out", type=Path, default=CONSTANTS_FILE)
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "analytical.md")
+    options = parser.parse_args()
+    datas = Tables(options.data).all()
+    start = read_constants(START_FILE)
+    values = {key: {name: found.value for name, found in part.constants.items()} for key, part in start.items()}
+    initial = {(key, name): found.source for key, part in start.items() for name, found in part.constants.items()}
+    fit = Fit(values, {key: part.like for key, part in start.items() if part.like})
+    fit_all(datas, fit)
+    for data in datas:
+        if not data.stage:
+            fit.descend([data], [])
+    write_constants(fit, options.out, initial)
+    table = error_table(fit, datas)
+    print(table)
+    if options.docs.exists():
+        text = options.docs.read_text(encoding="utf-8")
+        before, _, rest = text.partition(_BEGIN)
+        after = rest.partition(_END)[2]
+        options.docs.write_text(f"{before}{_BEGIN}\n{table}\n{_END}{after}", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Programs from files: captures, StableHLO text, bytecode and portable artifacts, HLO text; gzip where it is found."""
+
+import gzip
+import zlib
+from pathlib import Path
+
+from stablecast.ir import capture_file, mlir
+from stablecast.ir.errors import InputError
+from stablecast.ir.program import Program
+from stablecast.ir.reader import read
+from stablecast.ir.workload import Module, ModuleFormat, Workload
+
+_GZIP = b"\x1f\x8b"
+_ZIP = b"PK\x03\x04"
+MAX_BYTES = 4 * 2**30
+
+
+def load(path: Path) -> Workload:
+    """The workload in `path`: a capture, StableHLO (text, bytecode, artifact) or HLO text, gzip or not.
+
+    The kind is told from the content, not from the name. Raises `InputError` for a missing, unreadable or empty file
+    and for one that is none of these.
+    """
+    data = _contents(path)
+    if data.startswith(_ZIP):
+        return capture_file.from_bytes(data, str(path))
+    return from_module(data, str(path))
+
+
+def from_module(data: bytes, source: str) -> Workload:
+    """The workload made of one module, whose manifest follows from what the module says."""
+    kind = ModuleFormat.MLIR
+    if mlir.is_artifact(data):
+        kind = ModuleFormat.ARTIFACT
+    elif _is_hlo_text(data):
+        data = mlir.hlo_to_stablehlo(data, source)
+    program = read(data, source)
+    return describe(program, Module("main", data, kind), source)
+
+
+def describe(program: Program, module: Module, source: str) -> Workload:
+    """The workload of `program`, read from `module`."""
+    return Workload(
+        producer={"file": source},
+        stage=program.stage,
+        modules=(module,),
+        num_replicas=program.num_replicas,
+        num_partitions=program.num_partitions,
+        meshes=program.meshes,
+        args=program.main.arguments,
+        symbols=program.symbols,
+        source=source,
+        platform=program.platform,
+    )
+
+
+def _contents(path: Path) -> bytes:
+    try:
+        if path.is_dir():
+            raise InputError(f"{path} is a folder", "give a file")
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path} is larger than {MAX_BYTES >> 30} GiB")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    if not data:
+        raise InputError(f"{path} is empty")
+    if not data.startswith(_GZIP):
+        return data
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} is a damaged gzip file ({error})") from None
+
+
+def _is_hlo_text(data: bytes) -> bool:
+    return data.lstrip()[:9] == b"HloModule"

@@ -1,0 +1,152 @@
+"""JAX functions to workloads: traced and lowered for a platform that need not be there."""
+
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from stablecast.frontends.files import describe
+from stablecast.ir import mlir
+from stablecast.ir.errors import InputError, StablecastError, near_names
+from stablecast.ir.program import Argument
+from stablecast.ir.reader import read
+from stablecast.ir.workload import Module, Workload
+
+PLATFORMS = ("cuda", "rocm", "tpu", "cpu")
+
+
+def capture_jax(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    platform: str = "cuda",
+    static: Sequence[str] = (),
+    mesh: Mapping[str, int] | None = None,
+    source: str = "",
+) -> Workload:
+    """Trace `function` for `platform` and keep its StableHLO.
+
+    `args`, `kwargs`: values, `ShapeDtypeStruct`s or anything with `shape` and `dtype`, in pytrees; nothing is
+    allocated. `static`: names of parameters that are compile-time constants. `mesh`: axis -> size of an abstract mesh
+    that `PartitionSpec`s refer to. A function that `jax.jit` made is traced with its own settings, donation included.
+    Raises `InputError` where the function or its arguments do, with the user's file and line.
+    """
+    if platform not in PLATFORMS:
+        raise InputError(f"unknown platform '{platform}'", near_names(platform, PLATFORMS))
+    mlir.check_version()
+    import jax
+
+    name = source or _name_of(function)
+    abstract_mesh = jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh)) if mesh else None
+    positional = [_abstract(arg, abstract_mesh) for arg in args]
+    keywords = {key: value if key in static else _abstract(value, abstract_mesh) for key, value in (kwargs or {}).items()}
+    jitted = function if hasattr(function, "trace") else jax.jit(function, static_argnames=tuple(static) or None)
+    try:
+        with jax.sharding.use_abstract_mesh(abstract_mesh) if abstract_mesh else nullcontext():
+            lowered = jitted.trace(*positional, **keywords).lower(lowering_platforms=(platform,))
+        module = lowered.compiler_ir("stablehlo")
+    except StablecastError:
+        raise
+    except Exception as error:
+        raise InputError(f"{name} cannot be traced: {describe_exception(error)}", _hint(error)) from None
+    return _workload(module, function, args, kwargs or {}, static, name, platform)
+
+
+def _workload(
+    module: Any,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    static: Sequence[str],
+    name: str,
+    platform: str,
+) -> Workload:
+    data = mlir.write_bytecode(module)
+    program = read(data, name)
+    known = describe(program, Module("main", data), name)
+    order = {label: index for index, label in enumerate(leaf_names(function, args, kwargs, static))}
+    arguments = tuple(_placed(argument, order) for argument in known.args)
+    versions = {"frontend": "jax", "jax": _version("jax"), "jaxlib": _version("jaxlib"), "stablehlo": mlir.stablehlo_version()}
+    return replace(known, producer=versions, platform=platform, args=arguments)
+
+
+def _placed(argument: Argument, order: Mapping[str, int]) -> Argument:
+    return replace(argument, kept_index=order.get(argument.name, -1))
+
+
+def leaf_names(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static: Sequence[str] = ()
+) -> list[str]:
+    """The name of every array argument in the order of the function's own arguments, as JAX writes them."""
+    import jax
+
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        names = []
+    pairs = [(names[index] if index < len(names) else f"args[{index}]", arg) for index, arg in enumerate(args)]
+    pairs += [(key, value) for key, value in kwargs.items() if key not in static]
+    return [
+        name + jax.tree_util.keystr(path)
+        for name, tree in pairs
+        for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]
+    ]
+
+
+def _abstract(tree: Any, mesh: Any) -> Any:
+    """`tree` with every array replaced by its shape, dtype and (if several devices hold it) sharding."""
+    import jax
+
+    def leaf(value: Any) -> Any:
+        if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+            return value
+        sharding = getattr(value, "sharding", None)
+        if isinstance(sharding, jax.sharding.PartitionSpec):
+            sharding = jax.sharding.NamedSharding(mesh, sharding) if mesh is not None else None
+        if not isinstance(sharding, jax.sharding.NamedSharding):
+            sharding = None
+        weak = bool(getattr(value, "weak_type", False))
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding, weak_type=weak)
+
+    return jax.tree.map(leaf, tree)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", "") or type(function).__name__
+
+
+def describe_exception(error: BaseException) -> str:
+    """The exception on one line, with the last place of the user's own code that it passed."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return text[:300] + place
+
+
+def _is_users(filename: str) -> bool:
+    return not (
+        filename.startswith("<") or "site-packages" in Path(filename).parts or filename.startswith(_OWN) or filename.startswith(_STDLIB)
+    )
+
+
+_OWN = str(Path(__file__).resolve().parent)
+_STDLIB = str(Path(inspect.__file__).resolve().parent)
+
+
+def _hint(error: Exception) -> str:
+    if "is not divisible" in str(error) or "evenly" in str(error):
+        return "choose a mesh whose axes divide the sharded dimensions"
+    return ""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,159 @@
+"""The child process that runs XLA's import and the Shardy passes, whose C++ checks may abort the process.
+
+Reads one request from standard input (a JSON line, then a module) and writes the answer (a JSON line, then the
+partitioned module as bytecode) to standard output; everything that C++ prints goes to standard error.
+"""
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from stablecast.ir import mlir
+from stablecast.ir.errors import StablecastError, ToolError
+from stablecast.lowering.partition.gspmd_module import has_gspmd, to_sdy
+
+ROUND_TRIP_NOTE = "XLA could not import the module; Shardy ran on it as captured, in another order than XLA's"
+
+_IMPORT = ("symbol-dce", "xla-sdy-round-trip-import-shardy-attrs")
+_PIPELINE = (
+    "inline",
+    "symbol-dce",
+    "sdy-propagation-pipeline",
+    "sdy-export-pipeline{enable-insert-explicit-collectives=true}",
+)
+_MANUAL = frozenset({"sdy.manual_computation"})
+_LOOPS = frozenset({"stablehlo.while"})
+
+
+def partition_module(data: bytes, route: str) -> tuple[dict[str, Any], bytes]:
+    """The module in `data` with explicit Shardy collectives, as bytecode, and what a caller must know of it.
+
+    `route`: `hlo` (through HLO and back, XLA's order), `direct`, or `auto`.
+    """
+    module = _parse(data)
+    names = op_names(module)
+    header: dict[str, Any] = {"arguments": _arguments(module), "notes": [], "loops": bool(names & _LOOPS)}
+    header["partitions"] = _partitions(module)
+    if has_gspmd(module):
+        header["notes"] += to_sdy(module)
+        header["route"] = "gspmd"
+    elif names & _MANUAL or route == "direct":
+        header["route"] = "direct"
+    else:
+        module, header["route"] = _imported(data, module, header["notes"])
+    mlir.run_passes(module, _PIPELINE)
+    header["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return header, mlir.write_bytecode(module)
+
+
+def _parse(data: bytes) -> Any:
+    module = mlir.parse(data, "the module to partition")
+    mlir.allow_inlining(module.context)
+    return module
+
+
+def _partitions(module: Any) -> int:
+    attributes = module.operation.attributes
+    return int(attributes["mhlo.num_partitions"].value) if "mhlo.num_partitions" in attributes else 1
+
+
+def _imported(data: bytes, module: Any, notes: list[str]) -> tuple[Any, str]:
+    try:
+        imported = mlir.through_hlo(mlir.write_bytecode(module) if mlir.is_artifact(data) else data, module.context)
+        mlir.run_passes(imported, _IMPORT)
+        constrain(imported)
+    except ToolError:
+        notes.append(ROUND_TRIP_NOTE)
+        return module, "direct"
+    return imported, "hlo"
+
+
+def op_names(module: Any) -> frozenset[str]:
+    """Names of all ops in `module`."""
+    names: set[str] = set()
+    each_op(module, lambda op: names.add(op.name))
+    return frozenset(names)
+
+
+def each_op(module: Any, visit: Callable[[Any], object]) -> None:
+    """Calls `visit` with every operation of `module`, operands before their users."""
+    ir = mlir.bindings()
+
+    def step(op: Any) -> Any:
+        visit(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(step, ir.WalkOrder.PRE_ORDER)
+
+
+def constrain(module: Any) -> None:
+    """Turns custom calls to `@Sharding` that carry a Shardy sharding into sharding constraints."""
+    from jaxlib.mlir.dialects import sdy
+
+    ir = mlir.bindings()
+    found: list[Any] = []
+
+    def collect(op: Any) -> None:
+        if op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == "Sharding":
+            found.append(op)
+
+    each_op(module, collect)
+    for op in found:
+        if "sdy.sharding" not in op.attributes:
+            continue
+        sharding = sdy.TensorShardingPerValueAttr(op.attributes["sdy.sharding"]).shardings[0]
+        with ir.InsertionPoint(op), op.location:
+            constraint = sdy.ShardingConstraintOp(op.operands[0], sharding)
+        op.results[0].replace_all_uses_with(constraint.result)
+        op.erase()
+
+
+def _arguments(module: Any) -> list[dict[str, Any]]:
+    """Name, aliased result and donation of each argument of the entry, which XLA's import does not keep."""
+    from stablecast.ir.reader.locations import LocationReader
+
+    entry = entry_function(module)
+    locate = LocationReader()
+    attributes = entry.attributes
+    given = list(attributes["arg_attrs"]) if "arg_attrs" in attributes else []
+    described: list[dict[str, Any]] = []
+    for index, value in enumerate(entry.regions[0].blocks[0].arguments):
+        held = {item.name: item.attr for item in given[index]} if given else {}
+        alias = held.get("tf.aliasing_output")
+        described.append(
+            {
+                "name": locate(value.location).scope or f"arg{index}",
+                "alias": int(alias.value) if alias is not None else None,
+                "donated": "jax.buffer_donor" in held,
+            }
+        )
+    return described
+
+
+def entry_function(module: Any) -> Any:
+    """The operation of `@main`, or of the first function."""
+    functions = [view.operation for view in module.body.operations if view.operation.name == "func.func"]
+    if not functions:
+        raise ToolError("the module to partition holds no function")
+    return next((op for op in functions if op.attributes["sym_name"].value == "main"), functions[0])
+
+
+def main() -> None:
+    """Answer the one request on standard input."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    request = json.loads(sys.stdin.buffer.readline())
+    data = sys.stdin.buffer.read()
+    try:
+        header, body = partition_module(data, request["route"])
+    except StablecastError as error:
+        header, body = {"error": error.message, "hint": error.hint, "kind": type(error).__name__}, b""
+    out.write(json.dumps(header).encode() + b"\n" + body)
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Rewrites modules with old-style shardings so that Shardy understands them."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stablecast.ir import mlir
+from stablecast.lowering.partition import gspmd
+from stablecast.lowering.partition.gspmd import DeviceAxes, Tiling
+
+GSPMD_NOTE = "the module has old-style (GSPMD) shardings: Shardy propagated them, XLA's own partitioner may choose otherwise"
+
+_SHARDING = "mhlo.sharding"
+_TO_SHARD = ("SPMDFullToShardShape", "SPMDShardToFullShape")
+
+
+def has_gspmd(module: Any) -> bool:
+    """Whether the module has old-style shardings and no Shardy mesh."""
+    if any(view.operation.name == "sdy.mesh" for view in module.body.operations):
+        return False
+    return bool(_texts(module))
+
+
+def to_sdy(module: Any) -> list[str]:
+    """Rewrites the shardings of `module` in place to Shardy's, over one mesh; returns notes.
+
+    Raises `InputError` where no one mesh fits them all.
+    """
+    from jaxlib.mlir.dialects import sdy
+
+    ir = mlir.bindings()
+    attributes = module.operation.attributes
+    devices = int(attributes["mhlo.num_partitions"].value) if "mhlo.num_partitions" in attributes else 1
+    tilings = {text: gspmd.parse(text, devices) for text in _texts(module)}
+    mesh = gspmd.common_axes(tilings.values(), devices)
+    with module.context, ir.Location.unknown():
+        anchor = module.body.operations[0].operation
+        with ir.InsertionPoint(anchor):
+            sdy.MeshOp("mesh", ir.Attribute.parse(f"#sdy.mesh<[{gspmd.describe(mesh)}]>"))
+        _Rewrite(module, tilings, mesh).run()
+    return [GSPMD_NOTE]
+
+
+def _each(module: Any, visit: Callable[[Any], object]) -> None:
+    ir = mlir.bindings()
+
+    def step(op: Any) -> Any:
+        visit(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(step, ir.WalkOrder.PRE_ORDER)
+
+
+def _texts(module: Any) -> list[str]:
+    """Every distinct old-style sharding in the module."""
+    found: dict[str, None] = {}
+
+    def note(holder: Any) -> None:
+        if _SHARDING in holder:
+            found.update(dict.fromkeys(gspmd.split_tuple(holder[_SHARDING].value)))
+
+    def visit(op: Any) -> None:
+        if op.name == "func.func":
+            for name in ("arg_attrs", "res_attrs"):
+                for entry in op.attributes[name] if name in op.attributes else ():
+                    note(entry)
+        elif op.name != "builtin.module":
+            note(op.attributes)
+
+    _each(module, visit)
+    return list(found)
+
+
+class _Rewrite:
+    def __init__(self, module: Any, tilings: dict[str, Tiling], mesh: DeviceAxes) -> None:
+        self._ir = mlir.bindings()
+        self._module = module
+        self._tilings = tilings
+        self._mesh = mesh
+
+    def run(self) -> None:
+        calls: list[Any] = []
+
+        def visit(op: Any) -> None:
+            if op.name == "func.func":
+                self._signature(op)
+            elif _SHARDING in op.attributes:
+                calls.append(op)
+
+        _each(self._module, visit)
+        for op in calls:
+            self._op(op)
+
+    def _signature(self, op: Any) -> None:
+        ir = self._ir
+        kind = ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
+        for name, types in (("arg_attrs", kind.inputs), ("res_attrs", kind.results)):
+            if name not in op.attributes:
+                continue
+            entries: list[Any] = []
+            for entry, value_type in zip(op.attributes[name], types, strict=True):
+                items = {item.name: item.attr for item in entry}
+                text = items.pop(_SHARDING, None)
+                if text is not None:
+                    items["sdy.sharding"] = self._attribute(text.value, value_type)
+                entries.append(ir.DictAttr.get(items))
+            op.attributes[name] = ir.ArrayAttr.get(entries)
+
+    def _op(self, op: Any) -> None:
+        from jaxlib.mlir.dialects import sdy
+
+        ir = self._ir
+        target = op.attributes["call_target_name"].value if op.name == "stablehlo.custom_call" else ""
+        texts = gspmd.split_tuple(op.attributes[_SHARDING].value)
+        if target == "Sharding":
+            if not self._tilings[texts[0]].manual:
+                sharding = self._attribute(texts[0], op.results[0].type, _open_dims(op))
+                with ir.InsertionPoint(op), op.location:
+                    constraint = sdy.ShardingConstraintOp(op.operands[0], sharding)
+                op.results[0].replace_all_uses_with(constraint.result)
+            else:
+                op.results[0].replace_all_uses_with(op.operands[0])
+            op.erase()
+            return
+        del op.attributes[_SHARDING]
+        if len(texts) == len(op.results) and not any(self._tilings[text].manual for text in texts):
+            shardings = [str(self._attribute(text, value.type)) for text, value in zip(texts, op.results, strict=True)]
+            inner = ", ".join(text.removeprefix("#sdy.sharding") for text in shardings)
+            op.attributes["sdy.sharding"] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{inner}]>")
+
+    def _attribute(self, text: str, value_type: Any, open_dims: Sequence[int] = ()) -> Any:
+        ir = self._ir
+        tiling = self._tilings[text]
+        rank = ir.ShapedType(value_type).rank if isinstance(value_type, ir.RankedTensorType) else 0
+        dims = gspmd.axes_of(tiling, self._mesh) if tiling.rank == rank else ((),) * rank
+        return ir.Attribute.parse(gspmd.sharding_text(dims, open_dims))
+
+
+def _open_dims(op: Any) -> tuple[int, ...]:
+    config = op.attributes["backend_config"] if "backend_config" in op.attributes else None
+    found = re.search(r"unspecified_dims=\[([\d,]+)\]", str(config))
+    return tuple(map(int, found[1].split(","))) if found else ()

@@ -1,0 +1,148 @@
+"""Meshes and shardings in numbers: local shapes, and the groups of devices along axes and parts of axes."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from stablecast.ir.errors import InputError
+from stablecast.ir.groups import Groups, over_axes
+from stablecast.ir.program import Axis, Mesh, Sharding
+from stablecast.ir.types import TensorType, ValueType
+
+REPLICATED = Sharding()
+"""The sharding of a value that every device holds whole."""
+
+
+class Layout:
+    """Local shapes and groups over the meshes of one program; equal questions are answered once."""
+
+    def __init__(self, meshes: Iterable[Mesh]) -> None:
+        self._meshes = {mesh.name: mesh for mesh in meshes}
+        self._groups: dict[tuple[str, tuple[Axis, ...]], Groups] = {}
+        self._types: dict[tuple[int, int], tuple[ValueType, Sharding, ValueType]] = {}
+        self._interned: dict[ValueType, ValueType] = {}
+
+    def mesh(self, name: str) -> Mesh:
+        """The mesh called `name`; raises `InputError` where the program has none."""
+        try:
+            return self._meshes[name]
+        except KeyError:
+            raise InputError(f"the program shards over mesh '@{name}', which it does not define") from None
+
+    def size(self, mesh: str, axes: Iterable[Axis]) -> int:
+        """Number of parts that `axes` make together."""
+        product = 1
+        for axis in axes:
+            product *= self.mesh(mesh).axis_size(axis.name) if axis.sub is None else axis.sub[1]
+        return product
+
+    def parts(self, sharding: Sharding, dim: int) -> int:
+        """Number of parts that dimension `dim` is cut into."""
+        axes = sharding.dims[dim] if dim < len(sharding.dims) else ()
+        return self.size(sharding.mesh, axes) if axes else 1
+
+    def shape(self, shape: Sequence[int], sharding: Sharding) -> tuple[int, ...]:
+        """The shape of one device's part: each size over its parts, rounded up."""
+        return tuple(-(-size // self.parts(sharding, dim)) for dim, size in enumerate(shape))
+
+    def local(self, kind: ValueType, sharding: Sharding) -> ValueType:
+        """The type of one device's part of a value; equal types are one object."""
+        key = (id(kind), id(sharding))
+        found = self._types.get(key)
+        if found is None:
+            found = self._types[key] = (kind, sharding, self._local(kind, sharding))
+        return found[2]
+
+    def _local(self, kind: ValueType, sharding: Sharding) -> ValueType:
+        if isinstance(kind, TensorType) and sharding.axes:
+            kind = TensorType(self.shape(kind.shape, sharding), kind.dtype)
+        return self.intern(kind)
+
+    def intern(self, kind: ValueType) -> ValueType:
+        """The one object that stands for types equal to `kind`."""
+        return self._interned.setdefault(kind, kind)
+
+    def groups(self, mesh: str, axes: Sequence[Axis]) -> Groups:
+        """Groups of the devices that differ only along `axes`, which may be parts of mesh axes."""
+        key = (mesh, tuple(axes))
+        found = self._groups.get(key)
+        if found is None:
+            found = self._groups[key] = self._make_groups(mesh, key[1])
+        return found
+
+    def _make_groups(self, name: str, axes: tuple[Axis, ...]) -> Groups:
+        mesh = self.mesh(name)
+        pieces: list[tuple[str, int]] = []
+        names: dict[str, list[str]] = {}
+        for axis, size in mesh.axes:
+            wanted = [given for given in axes if given.name == axis]
+            for piece, length in _split(axis, size, wanted):
+                pieces.append((str(piece), length))
+                for given in wanted:
+                    if _inside(piece, given, size):
+                        names.setdefault(str(given), []).append(str(piece))
+        along = list(dict.fromkeys(piece for axis in axes for piece in names.get(str(axis), [])))
+        return over_axes(name, pieces, along)
+
+    def named(self, groups: Groups) -> Groups:
+        """`groups` with the mesh and axes that they run over, where they are whole axes of a mesh of that size."""
+        if groups.axes or groups.ragged:
+            return groups
+        for mesh in self._meshes.values():
+            if mesh.size == groups.num_devices:
+                axes = _covered(groups, mesh)
+                if axes is not None:
+                    return self.groups(mesh.name, [Axis(axis) for axis in axes])
+        return groups
+
+
+def _split(axis: str, size: int, wanted: Sequence[Axis]) -> list[tuple[Axis, int]]:
+    """`axis` cut at every boundary of the parts `wanted`, major to minor."""
+    cuts = {1, size}
+    for part in wanted:
+        if part.sub is not None:
+            cuts |= {part.sub[0], part.sub[0] * part.sub[1]}
+    ordered = sorted(cuts)
+    if len(ordered) <= 2:
+        return [(Axis(axis), size)]
+    return [
+        (Axis(axis, (low, high // low)), high // low) for low, high in zip(ordered, ordered[1:], strict=False) if high > low
+    ]
+
+
+def _inside(piece: Axis, part: Axis, size: int) -> bool:
+    low, length = piece.sub or (1, size)
+    start, span = part.sub or (1, size)
+    return start <= low and low * length <= start * span
+
+
+def _covered(groups: Groups, mesh: Mesh) -> tuple[str, ...] | None:
+    """The axes of `mesh` along which the members of each group differ; None if they are no whole axes."""
+    strides = [math.prod(groups.dims[axis + 1 :]) for axis in range(len(groups.dims))]
+    left, spans = groups.size, list[tuple[int, int]]()
+    for axis in reversed(groups.permutation):
+        if left == 1:
+            break
+        taken = min(groups.dims[axis], left)
+        if left % taken:
+            return None
+        spans.append((strides[axis], strides[axis] * taken))
+        left //= taken
+    spans = _merged(spans)
+    axes: list[str] = []
+    stride, covered = mesh.size, 1
+    for axis, size in mesh.axes:
+        stride //= size
+        if size > 1 and any(low <= stride and stride * size <= high for low, high in spans):
+            axes.append(axis)
+            covered *= size
+    return tuple(axes) if covered == groups.size else None
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(spans):
+        if merged and merged[-1][1] == low:
+            merged[-1] = (merged[-1][0], high)
+        else:
+            merged.append((low, high))
+    return merged

@@ -1,0 +1,64 @@
+"""`partition`: the entry point."""
+
+from dataclasses import replace
+from typing import Any
+
+from stablecast.ir.program import Argument, Function, Program
+from stablecast.ir.reader import read
+from stablecast.ir.types import ValueType
+from stablecast.lowering.partition.local import Localiser
+from stablecast.lowering.partition.rewrite import share_reshards, to_reduce_scatter
+from stablecast.lowering.partition.shardy import TIMEOUT_S, Worker, run_shardy
+
+ORDER_NOTE = (
+    "loops and shard_map together: Shardy ran on the module as captured, where XLA, which imports it first, is known to "
+    "choose other shardings for values saved across a loop (FSDP)"
+)
+
+
+def partition(
+    data: bytes,
+    source: str = "module",
+    *,
+    route: str = "auto",
+    timeout_s: float = TIMEOUT_S,
+    worker: Worker | None = None,
+) -> Program:
+    """The program of one device of the global module in `data` (MLIR text, bytecode or portable artifact).
+
+    Shardy propagates the shardings and makes collectives explicit, in a child process; local shapes, groups over mesh
+    axes and what Shardy leaves out are worked out here. `route`: `auto` takes XLA's import order where that works;
+    `direct` leaves it out. `worker`: a child started earlier by `start_worker`. The cost does not depend on the number
+    of devices. `Program.notes` says what was assumed.
+
+    Raises `InputError` for a module that cannot be read or whose arguments the mesh does not divide, `ToolError` where
+    XLA or Shardy fails, dies or takes longer than `timeout_s`.
+    """
+    done = run_shardy(data, source, route=route, timeout_s=timeout_s, worker=worker)
+    notes: list[str] = list(done.header["notes"])
+    if done.header["route"] == "direct" and done.header["loops"]:
+        notes.append(ORDER_NOTE)
+    given = read(done.module, source)
+    partitions = max(done.header["partitions"], given.num_partitions)
+    given = replace(given, num_partitions=partitions, notes=(*given.notes, *notes))
+    program = Localiser(given).run()
+    function = _described(program.main, done.header["arguments"])
+    function = replace(function, body=to_reduce_scatter(share_reshards(function.body)))
+    return replace(program, functions={**program.functions, program.entry: function})
+
+
+def _described(function: Function, held: list[dict[str, Any]]) -> Function:
+    """Names and donation, which the way through HLO loses; donated buffers go to results of their type in order."""
+    results = list(function.result_types)
+    taken = {entry["alias"] for entry in held if entry["alias"] is not None}
+    free: dict[ValueType, list[int]] = {}
+    for index, kind in enumerate(results):
+        if index not in taken:
+            free.setdefault(kind, []).append(index)
+    arguments: list[Argument] = []
+    for argument, entry in zip(function.arguments, held, strict=True):
+        alias = entry["alias"]
+        if alias is None and entry["donated"] and free.get(argument.type):
+            alias = free[argument.type].pop(0)
+        arguments.append(replace(argument, name=entry["name"], aliases_output=alias))
+    return replace(function, arguments=tuple(arguments))

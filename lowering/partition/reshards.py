@@ -1,0 +1,143 @@
+"""Shardy's collectives as StableHLO's, over groups of devices, with local shapes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stablecast.ir.program import Axis, Op, Sharding
+from stablecast.ir.types import TensorType, ValueType, as_tensor
+from stablecast.lowering.partition.site import Site
+
+REDUCTIONS = frozenset({"add", "maximum", "minimum", "multiply", "and", "or", "xor"})
+"""What a reduction over the network may compute; anything else is taken as a sum."""
+
+
+def all_gather(site: Site) -> list[Op]:
+    """One gather a dimension, the last dimension first, as XLA's partitioner makes them."""
+    gathered: Sequence[tuple[Axis, ...]] = site.op.attrs["gathering_axes"]
+    return _by_dimension(site, gathered, "all_gather", "all_gather_dim", grow=True)
+
+
+def reduce_scatter(site: Site) -> list[Op]:
+    """One reduce-scatter a dimension."""
+    scattered: Sequence[tuple[Axis, ...]] = site.op.attrs["reduce_scatter_axes"]
+    return _by_dimension(site, scattered, "reduce_scatter", "scatter_dimension", grow=False, reduce_op=reduction(site))
+
+
+def _by_dimension(
+    site: Site, per_dim: Sequence[tuple[Axis, ...]], kind: str, label: str, *, grow: bool, reduce_op: str = ""
+) -> list[Op]:
+    dims = [dim for dim in reversed(range(len(per_dim))) if per_dim[dim]]
+    ops: list[Op] = []
+    value, current = site.operands[0], as_tensor(site.local[0])
+    final = as_tensor(site.result_local[0])
+    for place, dim in enumerate(dims):
+        shape = list(current.shape)
+        shape[dim] = final.shape[dim]
+        last = place == len(dims) - 1
+        after = final if last else TensorType(tuple(shape), current.dtype)
+        groups = site.layout.groups(mesh_of(site), per_dim[dim])
+        result = site.op.result if last else None
+        op = site.builder.collective(
+            kind, value, current, after, groups, site.op.location, result, reduce_op, **{label: dim}
+        )
+        ops.append(op)
+        value, current = op.result, after
+    return ops or [slice_op(site, value, current, final)]
+
+
+def all_reduce(site: Site) -> list[Op]:
+    """One all-reduce over all its axes."""
+    groups = site.layout.groups(mesh_of(site), site.op.attrs["reduction_axes"])
+    kind = site.local[0]
+    return [
+        site.builder.collective(
+            "all_reduce", site.operands[0], kind, kind, groups, site.op.location, site.op.result, reduction(site)
+        )
+    ]
+
+
+def all_to_all(site: Site) -> list[Op]:
+    """One all-to-all for each pair of dimensions."""
+    params: Sequence[tuple[tuple[Axis, ...], int, int]] = site.op.attrs["params"]
+    ops: list[Op] = []
+    value, current = site.operands[0], as_tensor(site.local[0])
+    for place, (axes, source, target) in enumerate(params):
+        count = site.layout.size(mesh_of(site), axes)
+        last = place == len(params) - 1
+        shape = list(current.shape)
+        shape[source] = min(shape[source] * count, site.operand_type(0).shape[source])
+        shape[target] = -(-shape[target] // count)
+        after = as_tensor(site.result_local[0]) if last else TensorType(tuple(shape), current.dtype)
+        groups = site.layout.groups(mesh_of(site), axes)
+        attrs = {"split_dimension": target, "concat_dimension": source, "split_count": count}
+        result = site.op.result if last else None
+        op = site.builder.collective("all_to_all", value, current, after, groups, site.op.location, result, **attrs)
+        ops.append(op)
+        value, current = op.result, after
+    return ops
+
+
+def collective_permute(site: Site) -> list[Op]:
+    """A permutation of the shards among the devices that differ along the axes that move."""
+    axes = moved_axes(site.shardings[0], site.result_shardings[0])
+    groups = site.layout.groups(mesh_of(site), axes)
+    return [
+        site.builder.collective(
+            "collective_permute", site.operands[0], site.local[0], site.result_local[0], groups, site.op.location, site.op.result
+        )
+    ]
+
+
+def moved_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
+    """Axes of the dimensions that two shardings split differently."""
+    moved: dict[Axis, None] = {}
+    for old, new in zip(before.dims, after.dims, strict=False):
+        if old != new:
+            moved |= dict.fromkeys((*old, *new))
+    whole = {axis.name for axis in moved if axis.sub is None}
+    return tuple(axis for axis in moved if axis.sub is None or axis.name not in whole)
+
+
+def all_slice(site: Site) -> list[Op]:
+    """Each device keeps its part of what it holds: no communication."""
+    per_dim: Sequence[tuple[Axis, ...]] = site.op.attrs["slicing_axes"]
+    groups = site.layout.groups(mesh_of(site), [axis for axes in per_dim for axis in axes])
+    return [slice_op(site, site.operands[0], site.local[0], site.result_local[0], own_part=groups)]
+
+
+def slice_op(site: Site, value: int, before: ValueType, after: ValueType, **more: Any) -> Op:
+    """A slice at the device's own place; its start is not written down, its size is."""
+    shape = as_tensor(after).shape
+    attrs = {"start_indices": (0,) * len(shape), "limit_indices": shape, "strides": (1,) * len(shape), **more}
+    return site.builder.op(
+        "stablehlo.slice", (value,), (before,), (after,), attrs, results=(site.op.result,), location=site.op.location
+    )
+
+
+def mesh_of(site: Site) -> str:
+    """The mesh over which a collective of Shardy's runs."""
+    return site.result_shardings[0].mesh or site.shardings[0].mesh
+
+
+def reduction(site: Site) -> str:
+    """What the partial results of the operand are combined with: the body of the reduction that made them."""
+    op = site.producer(site.op.operands[0])
+    while op is not None and op.name in _PASS and op.operands:
+        op = site.producer(op.operands[0])
+    if op is None or op.name != "stablehlo.reduce" or not op.regions or not op.regions[0].ops:
+        return "add"
+    name = op.regions[0].ops[-1].name.removeprefix("stablehlo.")
+    return name if name in REDUCTIONS else "add"
+
+
+_PASS = frozenset({"sdy.all_reduce", "sdy.reduce_scatter", "stablehlo.reshape", "stablehlo.convert"})
+
+RESHARDS: Mapping[str, Callable[[Site], list[Op]]] = {
+    "sdy.all_gather": all_gather,
+    "sdy.all_reduce": all_reduce,
+    "sdy.all_slice": all_slice,
+    "sdy.all_to_all": all_to_all,
+    "sdy.collective_permute": collective_permute,
+    "sdy.reduce_scatter": reduce_scatter,
+}
+"""How each collective of Shardy's is written."""

@@ -1,0 +1,127 @@
+"""Rewrites of a partitioned block that compilers make too: shared reshards, and sums that are scattered at once."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from stablecast.ir.groups import Groups
+from stablecast.ir.program import Block, Op
+from stablecast.ir.types import as_tensor
+
+_SHARED = frozenset({"stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.all_reduce"})
+_SLICES = frozenset({"stablehlo.slice", "stablehlo.dynamic_slice"})
+_VIEWS = frozenset({"stablehlo.reshape", "stablehlo.copy", "mhlo.copy", "stablehlo.bitcast", "mhlo.bitcast"})
+
+
+def share_reshards(block: Block, kinds: frozenset[str] = _SHARED) -> Block:
+    """`block` with each collective of `kinds` that repeats an earlier one on the same operand taken out."""
+    return _share(block, {}, kinds)
+
+
+def _share(block: Block, names: dict[int, int], kinds: frozenset[str]) -> Block:
+    known: dict[Any, int] = {}
+    ops: list[Op] = []
+    for op in block.ops:
+        operands = tuple([names.get(value, value) for value in op.operands])
+        if op.name in kinds and len(op.results) == 1:
+            key = (op.signature, operands)
+            first = known.setdefault(key, op.result)
+            if first != op.result:
+                names[op.result] = first
+                continue
+        regions = op.regions
+        if regions and op.name in _CONTROL:
+            regions = tuple(_share(region, names, kinds) for region in regions)
+        if operands != op.operands or regions is not op.regions:
+            op = replace(op, operands=operands, regions=regions)
+        ops.append(op)
+    return Block(block.args, block.arg_types, tuple(ops), tuple(names.get(value, value) for value in block.returns))
+
+
+_CONTROL = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
+
+
+def to_reduce_scatter(block: Block) -> Block:
+    """`block` with every all-reduce of which each device only keeps its own part made a reduce-scatter.
+
+    The part is what a slice of the result's only use leaves: one over the size of the group, along one dimension.
+    """
+    uses = _uses(block)
+    return _scatter(block, uses)
+
+
+def _uses(block: Block) -> dict[int, list[Op | None]]:
+    uses: dict[int, list[Op | None]] = {}
+
+    def visit(inner: Block) -> None:
+        for op in inner.ops:
+            for value in dict.fromkeys(op.operands):
+                uses.setdefault(value, []).append(op)
+            for region in op.regions:
+                visit(region)
+        for value in inner.returns:
+            uses.setdefault(value, []).append(None)
+
+    visit(block)
+    return uses
+
+
+def _scatter(block: Block, uses: Mapping[int, list[Op | None]]) -> Block:
+    dropped: dict[int, int] = {}
+    ops: list[Op] = []
+    for op in block.ops:
+        if op.result_types and op.results[0] in dropped:
+            continue
+        found = _sliced(op, uses) if op.name == "stablehlo.all_reduce" and len(op.results) == 1 else None
+        if found is not None:
+            last, dim = found
+            for value in _chain(op, last, uses):
+                dropped[value] = op.operands[0]
+            ops.append(_scattered(op, last, dim))
+            continue
+        if op.regions and op.name in _CONTROL:
+            op = replace(op, regions=tuple(_scatter(region, uses) for region in op.regions))
+        ops.append(op)
+    return Block(block.args, block.arg_types, tuple(ops), block.returns)
+
+
+def _sliced(op: Op, uses: Mapping[int, list[Op | None]]) -> tuple[Op, int] | None:
+    """The slice that alone uses the result of an all-reduce, and the dimension that it cuts to one part."""
+    groups = op.attrs.get("replica_groups")
+    user = _only_use(op, uses)
+    while user is not None and user.name in _VIEWS:
+        user = _only_use(user, uses)
+    if user is None or user.name not in _SLICES or not isinstance(groups, Groups) or groups.size == 1:
+        return None
+    if user.name == "stablehlo.slice" and not user.attrs.get("own_part"):
+        return None
+    before, after = as_tensor(user.operand_types[0]).shape, as_tensor(user.result_type).shape
+    cut = [dim for dim, (full, part) in enumerate(zip(before, after, strict=True)) if full != part]
+    if len(cut) != 1 or -(-before[cut[0]] // groups.size) != after[cut[0]]:
+        return None
+    if user.attrs.get("own_part") not in (None, groups):
+        return None
+    return user, cut[0]
+
+
+def _only_use(op: Op, uses: Mapping[int, list[Op | None]]) -> Op | None:
+    users = uses.get(op.results[0], [])
+    return users[0] if len(users) == 1 else None
+
+
+def _chain(op: Op, last: Op, uses: Mapping[int, list[Op | None]]) -> list[int]:
+    values: list[int] = []
+    user = _only_use(op, uses)
+    while user is not None:
+        values.append(user.results[0])
+        if user is last:
+            break
+        user = _only_use(user, uses)
+    return values
+
+
+def _scattered(op: Op, last: Op, dim: int) -> Op:
+    attrs = {**op.attrs, "scatter_dimension": dim}
+    return replace(
+        op, name="stablehlo.reduce_scatter", results=last.results, result_types=last.result_types, attrs=attrs, signature=-1
+    )
