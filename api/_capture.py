@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stablecast.frontends import files
 from stablecast.frontends.annotations import Annotation, annotation_of
@@ -29,7 +29,9 @@ def capture(
     from stablecast.frontends.jax_program import capture_jax
 
     if not callable(function):
-        raise InputError(f"capture needs a function, not a {type(function).__name__}", "load files with stablecast.load")
+        raise InputError(
+            f"capture needs a function, not a {type(function).__name__}", "load files with stablecast.load"
+        )
     annotation = annotation_of(function) or Annotation()
     given: Sequence[Any] = args
     if not args and not kwargs:
@@ -49,10 +51,11 @@ def _annotated(annotation: Annotation) -> tuple[Sequence[Any], dict[str, Any]]:
     extra = annotation.kwargs() if callable(annotation.kwargs) else annotation.kwargs
     keywords = dict(extra or {})
     if isinstance(args, dict):
-        return (), {**args, **keywords}
+        return (), {**cast("dict[str, Any]", args), **keywords}
     if args is None:
         return (), keywords
-    return (args if isinstance(args, (tuple, list)) else (args,)), keywords
+    many = isinstance(args, (tuple, list))
+    return (cast("Sequence[Any]", args) if many else (args,)), keywords
 
 
 def load(

@@ -45,8 +45,9 @@ class KernelAnswer:
         }
 
     def __str__(self) -> str:
-        spread = time_range(self.low_s, self.high_s)
-        return f"{self.shape} on {self.device}: {seconds(self.time_s)}  (range {spread}; {self.basis}, bound by {self.bound})"
+        spread = f"range {time_range(self.low_s, self.high_s)}"
+        origin = f"{spread}; {self.basis}, bound by {self.bound}"
+        return f"{self.shape} on {self.device}: {seconds(self.time_s)}  ({origin})"
 
 
 def parse_sizes(arguments: Sequence[str]) -> dict[str, int | str]:
@@ -106,8 +107,12 @@ def kernel_table(path: Path, kind: str, on: str, dtype: str, backend: str) -> st
     out = io.StringIO()
     writer = csv.DictWriter(out, [*columns, *(name for name in _RESULTS if name not in columns)], lineterminator="\n")
     writer.writeheader()
-    results = zip(estimates.time_s.tolist(), estimates.low_s.tolist(), estimates.high_s.tolist(), estimates.source, strict=True)
-    writer.writerows({**record, **dict(zip(_RESULTS, result, strict=True))} for record, result in zip(records, results, strict=True))
+    results = zip(
+        estimates.time_s.tolist(), estimates.low_s.tolist(), estimates.high_s.tolist(), estimates.source, strict=True
+    )
+    writer.writerows(
+        {**record, **dict(zip(_RESULTS, result, strict=True))} for record, result in zip(records, results, strict=True)
+    )
     return out.getvalue()
 
 
@@ -129,7 +134,9 @@ def _records(path: Path) -> tuple[list[dict[str, str]], list[str]]:
 def _row(record: Mapping[str, str | None], device: Device, kind: str, dtype: str, where: str) -> KernelRow:
     chosen = record.get("kind") or record.get("op") or kind
     if not chosen:
-        raise InputError(f"{where} says no kind of kernel", "add a column kind, or name it: stablecast kernel matmul --table")
+        raise InputError(
+            f"{where} says no kind of kernel", "add a column kind, or name it: stablecast kernel matmul --table"
+        )
     sizes = {name: value for name, value in record.items() if name not in _NOT_SIZES and value}
     try:
         return kernel_row(chosen, device, record.get("dtype") or dtype, **{k: _size(k, v) for k, v in sizes.items()})

@@ -65,7 +65,14 @@ def split_system(spec: str) -> tuple[str, int | None]:
     return split_count(spec)
 
 
-def predict(source: Source, *args: Any, on: str, backend: str = "analytical", loops: Mapping[str, int] | None = None, **kwargs: Any) -> Prediction:
+def predict(
+    source: Source,
+    *args: Any,
+    on: str,
+    backend: str = "analytical",
+    loops: Mapping[str, int] | None = None,
+    **kwargs: Any,
+) -> Prediction:
     """Predict the step time of a program on a device or system.
 
     `source`: a JAX function (with its `args` and `kwargs`), a `Workload`, or what the command line takes as INPUT.
@@ -81,7 +88,9 @@ def predict(source: Source, *args: Any, on: str, backend: str = "analytical", lo
     return replace(session.predict(on), wall_s=time.perf_counter() - started)
 
 
-def work(source: Source, conventions: Conventions | None = None, *, fused: bool = False, platform: str = "cuda") -> dict[str, Any]:
+def work(
+    source: Source, conventions: Conventions | None = None, *, fused: bool = False, platform: str = "cuda"
+) -> dict[str, Any]:
     """The work of one device and step: the object of `stablecast work --json`, before or after fusion."""
     options = Options(platform=platform, conventions=conventions or Conventions())
     return Session(source, options).work(fused=fused)

@@ -16,8 +16,9 @@ the full rate after a longer start (`models/analytical_collectives.yaml`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -118,10 +119,13 @@ def spans(groups: Groups, system: System) -> tuple[Span, ...]:
 
 @dataclass(frozen=True)
 class CollectiveModel:
-    """Prices collectives on one system; keeps what it worked out about groups."""
+    """Prices collectives on one system; keeps what it worked out about groups.
+
+    `constants`: protocol constants in place of those of the device's vendor.
+    """
 
     system: System
-    constants_file: Path = COLLECTIVE_CONSTANTS_FILE
+    constants: Mapping[str, float] | None = None
     _spans: dict[Groups, tuple[Span, ...]] = field(default_factory=dict[Groups, tuple[Span, ...]], repr=False)
 
     def estimate(self, collective: Collective) -> CollectiveEstimate:
@@ -168,7 +172,7 @@ class CollectiveModel:
     def _flat(self, kind: str, span: Span, nbytes: FloatArray) -> FloatArray:
         n = span.size
         factor = {"all_reduce": 2.0 * (n - 1) / n, "collective_broadcast": 1.0}.get(kind, (n - 1) / n)
-        return self._protocols(kind, _latency(kind, span), factor * nbytes / span.rate(kind))
+        return self._protocols(kind, span, _latency(kind, span), factor * nbytes / span.rate(kind))
 
     def _hierarchical(self, kind: str, covered: Sequence[Span], nbytes: FloatArray) -> FloatArray:
         total = np.zeros_like(nbytes)
@@ -189,7 +193,7 @@ class CollectiveModel:
         factor = {"all_reduce": 2.0 * (n - 1) / n, "collective_broadcast": 1.0}.get(kind, (n - 1) / n)
         base = max(span.dim.base_latency_s.value for span in axes)
         steps = sum(_latency(kind, span) - span.dim.base_latency_s.value for span in axes)
-        return self._protocols(kind, base + steps, factor * nbytes / rate)
+        return base + steps + factor * nbytes / rate
 
     def _all_to_all(self, covered: Sequence[Span], nbytes: FloatArray) -> tuple[FloatArray, str]:
         """Direct exchange: the slowest dimension decides, each carrying what has to cross it."""
@@ -202,27 +206,27 @@ class CollectiveModel:
             inner *= span.size
             transfer = np.maximum(transfer, share * nbytes / span.rate("all_to_all"))
             latency = max(latency, _latency("all_to_all", span))
-        return self._protocols("all_to_all", latency, transfer), "direct"
+        return self._protocols("all_to_all", covered[-1], latency, transfer), "direct"
 
     def _permute(self, span: Span, nbytes: FloatArray) -> FloatArray:
         dim = span.dim
         pair = dim.pair_bytes_per_s or dim.bytes_per_s
         constants = self._constants()
         rate = pair.value * dim.efficiency.value * constants["permute.share"]
-        alpha = dim.base_latency_s.value + dim.latency_s.value
-        return alpha + nbytes / rate
+        alpha = constants["permute.base"] * dim.base_latency_s.value + dim.latency_s.value
+        return self._protocols("collective_permute", span, alpha, nbytes / rate)
 
-    def _protocols(self, kind: str, alpha: float, transfer: FloatArray) -> FloatArray:
-        """The faster of two protocols; both are alpha + transfer where the constants say 0 and 1."""
+    def _protocols(self, kind: str, span: Span, alpha: float, transfer: FloatArray) -> FloatArray:
+        """The faster of two protocols; one where nothing of the dimension was measured."""
+        if span.doubtful:
+            return alpha + transfer
         constants = self._constants()
         suffix = kind if f"start.{kind}" in constants else "other"
         start, slowdown = constants[f"start.{suffix}"], constants[f"slowdown.{suffix}"]
         return np.minimum(alpha + slowdown * transfer, alpha * (1.0 + start) + transfer)
 
-    def _constants(self) -> dict[str, float]:
-        table = read_constants(self.constants_file)
-        section = table.get(self.system.device.vendor) or table["default"]
-        return {name: constant.value for name, constant in section.constants.items()}
+    def _constants(self) -> Mapping[str, float]:
+        return vendor_constants(self.system.device.vendor) if self.constants is None else self.constants
 
     def _ranged(
         self, time: FloatArray, covered: Sequence[Span], algorithm: str
@@ -230,6 +234,14 @@ class CollectiveModel:
         constants = self._constants()
         suffix = "assumed" if any(span.doubtful for span in covered) else "fitted"
         return time, time * constants[f"low.{suffix}"], time * constants[f"high.{suffix}"], algorithm
+
+
+@cache
+def vendor_constants(vendor: str, path: Path = COLLECTIVE_CONSTANTS_FILE) -> Mapping[str, float]:
+    """Protocol constants of a vendor's communication library; those of `default` where none was measured."""
+    table = read_constants(path)
+    section = table.get(vendor) or table["default"]
+    return {name: constant.value for name, constant in section.constants.items()}
 
 
 def collective_time(collective: Collective, system: System) -> CollectiveEstimate:

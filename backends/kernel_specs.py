@@ -6,6 +6,7 @@ arithmetic operation.
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Final
 
 from stablecast.backends.device import Device
@@ -257,15 +258,21 @@ BUILDERS: Final[Mapping[str, Callable[..., KernelRow]]] = {
 """Every kind of kernel that can be asked for by its sizes."""
 
 
+@cache
+def size_names(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Sizes that a kernel of `kind` needs, and all that it takes. Raises `InputError` for an unknown kind."""
+    parameters = list(inspect.signature(_builder(kind)).parameters.values())[2:]
+    needed = tuple(p.name for p in parameters if p.default is inspect.Parameter.empty)
+    return needed, tuple(p.name for p in parameters)
+
+
 def kernel_row(kind: str, device: Device, dtype: str, **sizes: int | str) -> KernelRow:
     """The row of a kernel of `kind` (a key of `BUILDERS`) with element type `dtype` and the builder's own sizes.
 
     Raises `InputError` for an unknown kind, and for sizes that are missing, unknown or not positive, naming them.
     """
     builder = _builder(kind)
-    parameters = list(inspect.signature(builder).parameters.values())[2:]
-    known = [parameter.name for parameter in parameters]
-    required = [parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty]
+    required, known = size_names(kind)
     missing, unknown = [name for name in required if name not in sizes], [name for name in sizes if name not in known]
     if missing or unknown:
         text = f"needs {', '.join(missing)}" if missing else f"has no size {', '.join(unknown)}"

@@ -5,7 +5,7 @@ import html
 import io
 from typing import TYPE_CHECKING, Any
 
-from stablecast.backends.prediction import KernelTime, Prediction
+from stablecast.backends.prediction import CollectiveTime, KernelTime, Prediction
 from stablecast.ir.errors import InputError
 from stablecast.ir.text import count, html_table, percent, quantity, seconds, shorten, table, time_range
 
@@ -47,8 +47,9 @@ def _bound_line(prediction: Prediction) -> str:
 def _memory_line(prediction: Prediction) -> str:
     verdict = "fits" if prediction.fits else "DOES NOT FIT"
     work = prediction.work
+    peak, capacity = quantity(prediction.peak_memory_bytes, "B"), quantity(prediction.memory_bytes, "B")
     return (
-        f"memory peak {quantity(prediction.peak_memory_bytes, 'B')} of {quantity(prediction.memory_bytes, 'B')}: {verdict}"
+        f"memory peak {peak} of {capacity}: {verdict}"
         f"   work {quantity(work.matmul_flops, 'FLOP')} matrix, {quantity(work.nbytes, 'B')} moved"
     )
 
@@ -60,14 +61,9 @@ def kernel_rows(prediction: Prediction, limit: int = LARGEST) -> list[tuple[str,
     for collective in prediction.collectives:
         shape = f"{quantity(collective.nbytes, 'B')} over {collective.group_size}"
         where = ",".join(collective.axes)
-        cells = ("communication", where, collective.algorithm)
-        entries.append(
-            (
-                collective.time_s,
-                (seconds(collective.time_s), percent(collective.time_s / total), count(collective.count))
-                + (collective.kind, shape, *cells),
-            )
-        )
+        time = collective.time_s
+        numbers = (seconds(time), percent(time / total), count(collective.count))
+        entries.append((time, (*numbers, collective.kind, shape, "communication", where, collective.algorithm)))
     entries.sort(key=lambda entry: -entry[0])
     rows: list[tuple[str, ...]] = [_KERNEL_HEAD, *(cells for _, cells in entries[:limit])]
     rest = entries[limit:]
@@ -157,29 +153,29 @@ def prediction_records(prediction: Prediction) -> list[dict[str, Any]]:
     """One record a kernel or collective of a scope, with the columns `FRAME_COLUMNS`."""
     shared = {"workload": prediction.workload, "system": prediction.system, "devices": prediction.devices}
     records = [{**shared, **kernel.to_dict()} for kernel in prediction.kernels]
-    for collective in prediction.collectives:
-        records.append(
-            {
-                **shared,
-                "backend": "collectives",
-                "class": collective.kind,
-                "scope": ",".join(collective.axes),
-                "source": "",
-                "shape": f"{collective.nbytes} B over {collective.group_size}",
-                "count": collective.count,
-                "time_s": collective.time_s,
-                "low_s": collective.low_s,
-                "high_s": collective.high_s,
-                "basis": "analytical",
-                "bound": "communication",
-            }
-        )
+    records += [{**shared, **_collective_record(collective)} for collective in prediction.collectives]
     return [{name: record[name] for name in FRAME_COLUMNS} for record in records]
+
+
+def _collective_record(collective: CollectiveTime) -> dict[str, Any]:
+    return {
+        "backend": "collectives",
+        "class": collective.kind,
+        "scope": ",".join(collective.axes),
+        "source": "",
+        "shape": f"{collective.nbytes} B over {collective.group_size}",
+        "count": collective.count,
+        "time_s": collective.time_s,
+        "low_s": collective.low_s,
+        "high_s": collective.high_s,
+        "basis": "analytical",
+        "bound": "communication",
+    }
 
 
 def prediction_csv(prediction: Prediction) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, FRAME_COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter[str](out, FRAME_COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(prediction_records(prediction))
     return out.getvalue()

@@ -34,6 +34,7 @@ def predict_device_program(program: DeviceProgram, system: System, settings: Set
     timeline = chain(program, priced.estimates, system, settings.loops)
     buffers = program.buffers
     work, _ = program.work.evaluate(settings.loops)
+    flops = _matrix_flops(program.table, timeline.kernels)
     return Prediction(
         workload=workload,
         system=system.name,
@@ -51,8 +52,8 @@ def predict_device_program(program: DeviceProgram, system: System, settings: Set
         complete=program.complete,
         unmodelled=program.unmodelled,
         work=work,
-        mfu=_utilisation(program.model_flops or {}, device, timeline.time_s),
-        hfu=_utilisation(_executed(program.table), device, timeline.time_s),
+        mfu=_utilisation(program.model_flops or flops.model, device, timeline.time_s),
+        hfu=_utilisation(flops.executed, device, timeline.time_s),
         memory_by_scope=_memory(program),
         platform=program.platform,
         kernels=kernel_times(program.table, timeline.kernels, priced),
@@ -63,12 +64,24 @@ def predict_device_program(program: DeviceProgram, system: System, settings: Set
     )
 
 
-def _executed(table: KernelTable) -> dict[str, float]:
-    flops: dict[str, float] = {}
-    for row, count in zip(table.rows, table.count, strict=True):
+@dataclass(frozen=True, slots=True)
+class _MatrixFlops:
+    """By math mode: `executed`, and of these `model`: without recomputation and padding."""
+
+    executed: Mapping[str, float]
+    model: Mapping[str, float]
+
+
+def _matrix_flops(table: KernelTable, runs: Sequence[KernelRuns]) -> _MatrixFlops:
+    executed: dict[str, float] = {}
+    model: dict[str, float] = {}
+    for run in runs:
+        row = table.rows[run.row]
         if row.matmul_flops:
-            flops[row.math] = flops.get(row.math, 0.0) + row.matmul_flops * float(count)
-    return flops
+            executed[row.math] = executed.get(row.math, 0.0) + row.matmul_flops * run.count
+            useful = 0.0 if parse_scope(run.scope).recomputed else row.useful_flops
+            model[row.math] = model.get(row.math, 0.0) + useful * run.count
+    return _MatrixFlops(executed, model)
 
 
 def _utilisation(flops: Mapping[str, float], device: Device, time_s: float) -> float | None:
@@ -182,7 +195,9 @@ def _shares(timeline: Timeline, priced: Priced) -> dict[str, float]:
 
 def _assumptions(program: DeviceProgram, system: System, priced: Priced, timeline: Timeline) -> tuple[str, ...]:
     device = system.device
-    said = [f"{program.exec_model} kernels for {program.platform or 'any platform'}; the host never holds the device up"]
+    said = [
+        f"{program.exec_model} kernels for {program.platform or 'any platform'}; the host never holds the device up"
+    ]
     maths = sorted({row.math for row in program.table.rows if row.matmul_flops})
     for math in maths:
         base, passes = _PASSES.get(math, (math, 1))

@@ -41,7 +41,9 @@ def get_backend(name: str) -> Backend:
     backend = make()
     needs = getattr(backend, "contract", CONTRACT)
     if needs > CONTRACT:
-        raise InputError(f"backend '{name}' needs contract {needs}; this stablecast has {CONTRACT}", "upgrade stablecast")
+        raise InputError(
+            f"backend '{name}' needs contract {needs}; this stablecast has {CONTRACT}", "upgrade stablecast"
+        )
     return backend
 
 

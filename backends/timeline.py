@@ -111,10 +111,18 @@ class _Walk:
                 total.high += inner.high * trips
             elif isinstance(node, Branch):
                 inner = self._branch(node, runs)
-                total.time, total.low, total.high = total.time + inner.time, total.low + inner.low, total.high + inner.high
+                total.time, total.low, total.high = (
+                    total.time + inner.time,
+                    total.low + inner.low,
+                    total.high + inner.high,
+                )
             else:
                 run = self._collective(node, runs)
-                total.time, total.low, total.high = total.time + run.time_s, total.low + run.low_s, total.high + run.high_s
+                total.time, total.low, total.high = (
+                    total.time + run.time_s,
+                    total.low + run.low_s,
+                    total.high + run.high_s,
+                )
         return total
 
     def _trips(self, count: Count) -> int:

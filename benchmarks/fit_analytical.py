@@ -17,54 +17,67 @@ import csv
 import gzip
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from stablecast.backends import kernel_specs as specs
-from stablecast.backends.analytical import classes
-from stablecast.backends.analytical.constants import (
-    CONSTANTS_FILE,
-    Constant,
-    Constants,
-    architecture_key,
-    read_constants,
-)
-from stablecast.backends.analytical.rates import matrix_rates
+from stablecast.backends.analytical.constants import CONSTANTS_FILE, read_constants
+from stablecast.backends.analytical.fitting import SEED, STEPS, Fit, Measured, move
 from stablecast.backends.catalogue import Catalogue
+from stablecast.backends.collectives import COLLECTIVE_CONSTANTS_FILE, CollectiveModel
 from stablecast.backends.device import Device
 from stablecast.backends.estimates import FloatArray
+from stablecast.ir.groups import all_devices
 from stablecast.ir.kernels import KernelRow, KernelTable
 
 ROOT: Final = Path(__file__).parent.parent
 START_FILE: Final = ROOT / "backends" / "models" / "analytical_start.yaml"
-FIT_ROWS: Final = 1500
 REPORT_ROWS: Final = 12000
-SEED: Final = 0
-CAP: Final = 1.0
-STEPS: Final = (1.3, 1.12, 1.05, 1.02)
+SMALLEST_MESSAGE: Final = 1024
 
 _SXM: Final = {"a100": "a100-sxm-80gb", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm"}
 _NEUSIGHT: Final = {
-    "P4": "p4", "P100-PCIe-16GB": "p100-pcie", "V100-PCIe-32GB": "v100-pcie", "T4": "t4",
-    "A100-PCIe-40GB": "a100-pcie-40gb", "A100-PCIe-80GB": "a100-pcie-80gb", "MI100": "mi100", "MI210": "mi210",
+    "P4": "p4",
+    "P100-PCIe-16GB": "p100-pcie",
+    "V100-PCIe-32GB": "v100-pcie",
+    "T4": "t4",
+    "A100-PCIe-40GB": "a100-pcie-40gb",
+    "A100-PCIe-80GB": "a100-pcie-80gb",
+    "MI100": "mi100",
+    "MI210": "mi210",
 }
 _DEEPBENCH: Final = {
-    "V100": "v100-sxm2", "P100": "p100-sxm2", "TitanXp": "titan-xp", "TitanX_Pascal": "titan-x-pascal",
-    "1080Ti": "gtx-1080-ti", "TitanX": "titan-x-maxwell", "M40": "m40", "MI25": "mi25",
+    "V100": "v100-sxm2",
+    "P100": "p100-sxm2",
+    "TitanXp": "titan-xp",
+    "TitanX_Pascal": "titan-x-pascal",
+    "1080Ti": "gtx-1080-ti",
+    "TitanX": "titan-x-maxwell",
+    "M40": "m40",
+    "MI25": "mi25",
 }
 _XLA: Final = {"sm_90": "h100-sxm", "sm_100_B200": "b200-sxm", "gfx950": "mi355x"}
 _XLA_TYPES: Final = {"bf16": ("bf16", "half"), "f32": ("f32", "tf32"), "f8e4m3fn": ("fp8", "byte")}
-_V6E: Final = {
-    "q_proj": (4096, 4096), "o_proj": (4096, 4096), "gate_proj": (14336, 4096), "up_proj": (14336, 4096),
-    "down_proj": (4096, 14336), "lm_head": (128256, 4096),
+_LAYERS: Final = {
+    "q_proj": (4096, 4096),
+    "qkv_proj": (6144, 4096),
+    "o_proj": (4096, 4096),
+    "gate_proj": (14336, 4096),
+    "up_proj": (14336, 4096),
+    "gate_up_proj": (28672, 4096),
+    "down_proj": (4096, 14336),
+    "lm_head": (128256, 4096),
 }
+_SERVING: Final = (
+    ("tpu_v6e_layers", {"TPU-v6e-1": "tpu-v6e"}, ("latency_ns", 1e-9), "tpu"),
+    ("gpu_dense", {"RTX4090": "rtx-4090", "RTXPRO6000": "rtx-pro-6000-workstation"}, ("time_us", 1e-6), "half"),
+)
 _ROWWISE: Final = ("softmax", "ln")
 _BINARY: Final = ("add", "mul", "div", "pow")
-_CEILING: Final = {"sustained": 1.0, "share": 1.0, "tile": 1.0, "fma": 1.0, "waves": 1.0, "convolution": 1.0}
-LARGE_ELEMENTS: Final = 8e6
+LARGE_ELEMENTS: Final = 3e7
 
 
 class Record(dict[str, str]):
@@ -83,53 +96,23 @@ class Record(dict[str, str]):
 Make = Callable[[Device, Record], KernelRow]
 
 
-@dataclass
-class Data:
-    """Measured kernels of one table on one device. `stage`: which fit uses it (empty: a check only)."""
-
-    table: str
-    device: Device
-    kernels: KernelTable
-    measured_s: FloatArray
-    stage: str
-    launch_s: float = 2e-6
-    rows: classes.Rows = field(init=False)
-
-    def __post_init__(self) -> None:
-        rates = matrix_rates(self.kernels.math, self.kernels.in_dtype, self.device)
-        self.rows = classes.Rows.of(self.kernels, rates, self.device)
-
-    @property
-    def key(self) -> str:
-        return architecture_key(self.device)
-
-    def sample(self, count: int) -> "Data":
-        """At most `count` rows, drawn with a fixed seed."""
-        if len(self.kernels) <= count:
-            return self
-        chosen = np.zeros(len(self.kernels), dtype=np.bool_)
-        chosen[np.random.default_rng(SEED).choice(len(self.kernels), count, replace=False)] = True
-        rows, measured = self.kernels.select(chosen), self.measured_s[chosen]
-        return Data(self.table, self.device, rows, measured, self.stage, self.launch_s)
-
-
 class Tables:
-    """Reads the measured tables under `folder`; one `Data` a table and device, thinned to `REPORT_ROWS`."""
+    """Reads the measured tables under `folder`; one `Measured` a table and device, thinned to `REPORT_ROWS`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.catalogue = Catalogue()
 
-    def all(self) -> list[Data]:
+    def all(self) -> list[Measured]:
         """Every table."""
-        readers: Sequence[Callable[[], Iterable[Data]]] = (
+        readers: Sequence[Callable[[], Iterable[Measured]]] = (
             *(self.aiconfigurator_gemm, self.xla_matmul, self.neusight_matmul, self.neusight_vector),
             *(self.neusight_conv, self.deepbench_gemm, self.deepbench_conv, self.vidur_layers),
-            *(self.aiconfigurator_attention, self.tpu_v4_matmul, self.tpu_v6e_layers, self.tpu_products),
+            *(self.aiconfigurator_attention, self.tpu_v4_matmul, self.serving_layers, self.tpu_products),
         )
         return [data for reader in readers for data in reader()]
 
-    def _read(self, path: str) -> list[Record]:
+    def read(self, path: str) -> list[Record]:
         full = self.folder / path
         data = full.read_bytes()
         text = (gzip.decompress(data) if full.suffix == ".gz" else data).decode()
@@ -144,7 +127,7 @@ class Tables:
         time: tuple[str, float],
         stage: str,
         launch_s: float = 2e-6,
-    ) -> Iterable[Data]:
+    ) -> Iterable[Measured]:
         """`time`: the column that holds the measured time, and its unit in seconds."""
         if len(records) > REPORT_ROWS:
             chosen = np.random.default_rng(SEED).choice(len(records), REPORT_ROWS, replace=False)
@@ -153,11 +136,11 @@ class Tables:
         if records:
             kernels = KernelTable.of([make(found, record) for record in records])
             seconds = np.array([record.number(time[0]) * time[1] for record in records])
-            yield Data(table, found, kernels, seconds, stage, launch_s)
+            yield Measured(table, found, kernels, seconds, stage, launch_s)
 
-    def aiconfigurator_gemm(self) -> Iterable[Data]:
+    def aiconfigurator_gemm(self) -> Iterable[Measured]:
         for name, device in _SXM.items():
-            records = self._read(f"aiconfigurator/gemm_{name}_sxm.csv.gz")
+            records = self.read(f"aiconfigurator/gemm_{name}_sxm.csv.gz")
             plain = [r for r in records if r["dtype"] == "bfloat16"]
             # the two frameworks run different FP8 kernels
             narrow = [r for r in records if r["dtype"] == "fp8" and r["framework"] == "vllm"]
@@ -166,8 +149,8 @@ class Tables:
             yield from self._data("aiconfigurator gemm bf16", device, plain, _product("bf16"), time, half)
             yield from self._data("aiconfigurator gemm fp8", device, narrow, _product("fp8"), time, byte)
 
-    def xla_matmul(self) -> Iterable[Data]:
-        records = self._read("xla_perf_tables/matmul.csv.gz")
+    def xla_matmul(self) -> Iterable[Measured]:
+        records = self.read("xla_perf_tables/matmul.csv.gz")
         for key, device in _XLA.items():
             for element, (dtype, stage) in _XLA_TYPES.items():
                 if (key, element) in (("sm_90", "f8e4m3fn"), ("gfx950", "f32")):
@@ -185,8 +168,8 @@ class Tables:
                 time = ("latency_us", 1e-6)
                 yield from self._data(f"xla matmul {dtype}", device, kept, _product(dtype), time, stage, 4e-6)
 
-    def neusight_matmul(self) -> Iterable[Data]:
-        records = self._read("neusight/train_matmul.csv.gz")
+    def neusight_matmul(self) -> Iterable[Measured]:
+        records = self.read("neusight/train_matmul.csv.gz")
         for name, device in _NEUSIGHT.items():
             kept = [r for r in records if r["device"] == name]
             stage = "fma" if device != "p4" else ""
@@ -194,8 +177,8 @@ class Tables:
                 "neusight train matmul f32", device, kept, _eager_product, ("latency_ms", 1e-3), stage, 3e-5
             )
 
-    def neusight_vector(self) -> Iterable[Data]:
-        records = self._read("neusight/train_vector.csv.gz") + self._read("neusight/amd_train_vector.csv.gz")
+    def neusight_vector(self) -> Iterable[Measured]:
+        records = self.read("neusight/train_vector.csv.gz") + self.read("neusight/amd_train_vector.csv.gz")
         records = [r for r in records if r.number("rows") * r.number("cols") > LARGE_ELEMENTS]
         for name, device in _NEUSIGHT.items():
             for stage in ("stream", "reduce"):
@@ -203,8 +186,8 @@ class Tables:
                 time = ("latency_ms", 1e-3)
                 yield from self._data(f"neusight train vector {stage}", device, kept, _vector, time, stage, 2.5e-5)
 
-    def neusight_conv(self) -> Iterable[Data]:
-        records = self._read("neusight/train_conv2d.csv.gz")
+    def neusight_conv(self) -> Iterable[Measured]:
+        records = self.read("neusight/train_conv2d.csv.gz")
 
         def make(device: Device, r: Record) -> KernelRow:
             n, size, c, co, window, stride, pad = r.sizes(
@@ -217,8 +200,8 @@ class Tables:
             stage = "conv.fma" if device != "p4" else ""
             yield from self._data("neusight train conv2d f32", device, kept, make, ("latency_ms", 1e-3), stage, 3e-5)
 
-    def deepbench_gemm(self) -> Iterable[Data]:
-        records = self._read("deepbench/gemm.csv")
+    def deepbench_gemm(self) -> Iterable[Measured]:
+        records = self.read("deepbench/gemm.csv")
         for gpu, device in _DEEPBENCH.items():
             for precision, element, stage in (("fp16-mixed", "f16", "half"), ("fp32", "f32", "fma")):
                 kept = [r for r in records if r["gpu"] == gpu and r["precision"] == precision]
@@ -226,8 +209,8 @@ class Tables:
                     f"deepbench gemm {element}", device, kept, _product(element), ("time_ms", 1e-3), stage, 1e-5
                 )
 
-    def deepbench_conv(self) -> Iterable[Data]:
-        records = self._read("deepbench/conv.csv")
+    def deepbench_conv(self) -> Iterable[Measured]:
+        records = self.read("deepbench/conv.csv")
         square = [r for r in records if r["stride_w"] == r["stride_h"] and r["pad_w"] == r["pad_h"]]
         ways = (("fwd_ms", "fwd"), ("bwd_input_ms", "dgrad"), ("bwd_weight_ms", "wgrad"))
         for gpu, device in _DEEPBENCH.items():
@@ -246,10 +229,10 @@ class Tables:
                         1e-5,
                     )
 
-    def vidur_layers(self) -> Iterable[Data]:
+    def vidur_layers(self) -> Iterable[Measured]:
         records = [
             r
-            for r in self._read("vidur/mlp.csv.gz")
+            for r in self.read("vidur/mlp.csv.gz")
             if r["gpu"] == "a100" and r["num_tensor_parallel_workers"] == "1" and r.number("num_tokens") >= 64
         ]
         makes: Sequence[tuple[str, str, Make]] = (
@@ -259,10 +242,10 @@ class Tables:
         for table, column, make in makes:
             yield from self._data(f"vidur {table} f16", "a100-sxm-80gb", records, make, (column, 1e-3), "")
 
-    def aiconfigurator_attention(self) -> Iterable[Data]:
+    def aiconfigurator_attention(self) -> Iterable[Measured]:
         for name, device in _SXM.items():
             for phase in ("context", "generation"):
-                records = self._read(f"aiconfigurator/attention_{phase}_{name}_sxm.csv.gz")
+                records = self.read(f"aiconfigurator/attention_{phase}_{name}_sxm.csv.gz")
                 kept = [r for r in records if r.number("window_size") == 0]
                 stage = "" if name == "h200" else f"attention.{phase}"
                 make = _prefill if phase == "context" else _decode
@@ -270,25 +253,24 @@ class Tables:
                     f"aiconfigurator attention {phase}", device, kept, make, ("latency_us", 1e-6), stage
                 )
 
-    def tpu_v4_matmul(self) -> Iterable[Data]:
+    def tpu_v4_matmul(self) -> Iterable[Measured]:
         # a check only: its f16 operands are converted, which bf16 ones are not
-        records = self._read("tpu_v4_kernels/matmul_fp16.csv")
+        records = self.read("tpu_v4_kernels/matmul_fp16.csv")
         yield from self._data("tpu_v4 matmul f16", "tpu-v4", records, _product("f16"), ("mean_us", 1e-6), "", 1e-6)
 
-    def tpu_v6e_layers(self) -> Iterable[Data]:
-        records = [r for r in self._read("llmservingsim/tpu_v6e_layers.csv.gz") if r["layer"] in _V6E]
-        yield from self._data(
-            "llmservingsim v6e products bf16",
-            "tpu-v6e",
-            records,
-            _layer,
-            ("latency_ns", 1e-9),
-            "tpu",
-            1e-6,
-        )
+    def serving_layers(self) -> Iterable[Measured]:
+        for table, names, time, stage in _SERVING:
+            records = [
+                r
+                for r in self.read(f"llmservingsim/{table}.csv.gz")
+                if r["layer"] in _LAYERS and r["model"].endswith("Llama-3.1-8B") and r.get("tp", "1") == "1"
+            ]
+            for name, device in names.items():
+                kept = [r for r in records if r["device"] == name]
+                yield from self._data("llmservingsim products bf16", device, kept, _layer, time, stage)
 
-    def tpu_products(self) -> Iterable[Data]:
-        records = self._read("tpu_step_times/gemm_tflops.csv")
+    def tpu_products(self) -> Iterable[Measured]:
+        records = self.read("tpu_step_times/gemm_tflops.csv")
         for prefix, device in (("v7x", "tpu-v7x"), ("v6e", "tpu-v6e")):
             kept = [r for r in records if r["tpu"].startswith(prefix) and "host timer" not in r["basis"]]
             yield from self._data(
@@ -312,7 +294,7 @@ def _product(element: str) -> Make:
 
 
 def _layer(device: Device, r: Record) -> KernelRow:
-    n, k = _V6E[r["layer"]]
+    n, k = _LAYERS[r["layer"]]
     return specs.matmul(device, "bf16", int(r.number("tokens")), n, k)
 
 
@@ -343,88 +325,6 @@ def _prefill(device: Device, r: Record) -> KernelRow:
 def _decode(device: Device, r: Record) -> KernelRow:
     batch, heads, cached, keys = r.sizes("batch_size", "num_heads", "step", "num_key_value_heads")
     return specs.attention(device, "bf16", batch, heads, 1, cached + 1, int(r.number("head_dim", 128)), keys)
-
-
-Values = dict[str, dict[str, float]]
-"""Section of the constants file -> constant -> value."""
-
-
-@dataclass
-class Fit:
-    """Constants under change, and the measured tables they are judged by."""
-
-    values: Values
-    like: dict[str, str]
-    sources: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
-    first: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
-
-    def constants(self, device: Device) -> Constants:
-        """What holds for `device` with the present values."""
-        chain: list[str] = []
-        key = architecture_key(device)
-        while key in self.values and key not in chain:
-            chain.insert(0, key)
-            key = self.like.get(key, "")
-        merged: dict[str, Constant] = {}
-        for part in (device.kind, *chain):
-            merged |= {name: Constant(value, "", part) for name, value in self.values[part].items()}
-        return Constants(architecture_key(device), device.kind, merged, bool(chain))
-
-    def ratios(self, data: Data) -> FloatArray:
-        """Predicted over measured."""
-        time = classes.kernel_time(data.rows, data.device, self.constants(data.device), data.launch_s)[0]
-        return time / data.measured_s
-
-    def loss(self, datas: Sequence[Data]) -> float:
-        return float(np.mean([np.minimum(np.abs(np.log(self.ratios(data))), CAP).mean() for data in datas]))
-
-    def descend(self, datas: Sequence[Data], names: Sequence[tuple[str, str]], fixed_launch: bool = False) -> float:
-        """Coordinate descent over the constants `names` (section, name) and the launch cost of each table."""
-        thin = [data.sample(FIT_ROWS) for data in datas]
-        best = self.loss(thin)
-        for step in STEPS:
-            for _ in range(2):
-                before = best
-                for section, name in names:
-                    best = self._move(thin, section, name, step, best)
-                if not fixed_launch:
-                    for data in thin:
-                        self._move_launch(data, step)
-                    best = self.loss(thin)
-                if before - best < 1e-4:
-                    break
-        for data, used in zip(datas, thin, strict=True):
-            data.launch_s = used.launch_s
-        return best
-
-    def _move(self, datas: Sequence[Data], section: str, name: str, step: float, best: float) -> float:
-        start = self.values[section][name]
-        first = self.first.setdefault((section, name), start)
-        for factor in (step, 1.0 / step):
-            value = start
-            while True:
-                value = min(value * factor, _CEILING.get(name.split(".")[0], 1e6))
-                if value == self.values[section][name] or value < 1e-3 * first:
-                    break
-                kept, self.values[section][name] = self.values[section][name], value
-                loss = self.loss(datas)
-                if loss >= best:
-                    self.values[section][name] = kept
-                    break
-                best = loss
-            if self.values[section][name] != start:
-                break
-        return best
-
-    def _move_launch(self, data: Data, step: float) -> None:
-        best = self.loss([data])
-        for factor in (step, 1.0 / step):
-            kept = data.launch_s
-            data.launch_s = kept * factor
-            loss = self.loss([data])
-            if loss < best:
-                return
-            data.launch_s = kept
 
 
 AREAS: Final = (32768, 16384, 8192, 4096, 2048, 1024)
@@ -468,7 +368,7 @@ RANGES: Final = (
 )
 
 
-def fit_all(datas: Sequence[Data], fit: Fit) -> None:
+def fit_all(datas: Sequence[Measured], fit: Fit) -> None:
     """Runs every stage, gives each kind the median of its architectures, and notes the source of every constant."""
     for stage, kind, own, common in STAGES:
         chosen = [data for data in datas if data.stage == stage]
@@ -497,13 +397,13 @@ def fit_all(datas: Sequence[Data], fit: Fit) -> None:
     _set_ranges(fit, datas)
 
 
-def _source(fit: Fit, used: Sequence[Data]) -> str:
+def _source(fit: Fit, used: Sequence[Measured]) -> str:
     errors = np.concatenate([np.abs(fit.ratios(data) - 1.0) for data in used])
     tables = sorted({data.table for data in used})
     return f"fitted: {', '.join(tables)}; {len(errors)} rows, median |err| {np.median(errors):.1%}"
 
 
-def _set_launches(fit: Fit, stage: str, kind: str, chosen: Sequence[Data]) -> None:
+def _set_launches(fit: Fit, stage: str, kind: str, chosen: Sequence[Measured]) -> None:
     """The launch cost of replayed graphs (GPUs) or of the device's own profile (TPUs) becomes a constant."""
     graphs = [d for d in chosen if (stage == "half" and d.table.startswith("aiconf")) or stage == "tpu"]
     for data in graphs:
@@ -514,7 +414,7 @@ def _set_launches(fit: Fit, stage: str, kind: str, chosen: Sequence[Data]) -> No
         fit.sources[kind, "launch"] = f"median of {', '.join(sorted({data.key for data in graphs}))}"
 
 
-def _set_ranges(fit: Fit, datas: Sequence[Data]) -> None:
+def _set_ranges(fit: Fit, datas: Sequence[Measured]) -> None:
     """Low and high: 10th and 90th percentile of measured over predicted, over the median of the tables' own."""
     for kind, group, stages in RANGES:
         chosen = [data for data in datas if data.stage in stages]
@@ -536,11 +436,12 @@ def write_constants(fit: Fit, path: Path, initial: dict[tuple[str, str], str]) -
         for name, value in sorted(fit.values[key].items()):
             value = 0.0 if value < 1e-9 else value
             source = fit.sources.get((key, name)) or initial.get((key, name), "")
+            source = source.replace("start of the fit", "assumption: no table measures it")
             lines.append(f'  {name}: {{value: {value:.4g}, source: "{source}"}}')
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def error_table(fit: Fit, datas: Sequence[Data]) -> str:
+def error_table(fit: Fit, datas: Sequence[Measured]) -> str:
     """Median and 90th percentile of |predicted / measured - 1| of every table, in Markdown."""
     lines = ["| table | device | rows | median | p90 | bias | launch in the table |", "|---|---|---|---|---|---|---|"]
     for data in datas:
@@ -552,6 +453,115 @@ def error_table(fit: Fit, datas: Sequence[Data]) -> str:
             f"{np.quantile(errors, 0.9):.1%} | {np.median(ratios):.2f} | {data.launch_s * 1e6:.1f} us |"
         )
     return "\n".join(lines)
+
+
+@dataclass
+class Messages:
+    """One measured series of a collective over growing messages. `extra_s`: what the table's timing adds."""
+
+    table: str
+    device: str
+    ranks: int
+    kind: str
+    nbytes: FloatArray
+    measured_s: FloatArray
+    model: CollectiveModel
+    extra_s: float = 0.0
+
+    def ratios(self, constants: dict[str, float]) -> FloatArray:
+        """Predicted over measured."""
+        model = replace(self.model, constants=constants)
+        time = model.times(self.kind, all_devices(self.ranks), self.nbytes)[0]
+        return (time + self.extra_s) / self.measured_s
+
+
+def read_messages(folder: Path) -> list[Messages]:
+    """NCCL series (one node, half precision) and XLA's series over all 8 devices of a node."""
+    tables, found = Tables(folder), dict[tuple[str, str, int, str], list[tuple[float, float]]]()
+    for name, device in (*_SXM.items(), ("gb200", "gb200")):
+        path = f"aiconfigurator/nccl_{name}_sxm.csv.gz" if name in _SXM else f"aiconfigurator/nccl_{name}.csv.gz"
+        for r in tables.read(path):
+            if r["dtype"] == "half" and r.number("bytes") >= SMALLEST_MESSAGE:
+                kind = "all_to_all" if r["collective"] == "alltoall" else r["collective"]
+                key = ("aiconfigurator nccl", device, int(r["num_gpus"]), kind)
+                found.setdefault(key, []).append((r.number("bytes"), r.number("latency_us") * 1e-6))
+    for r in tables.read("xla_perf_tables/collectives.csv.gz"):
+        kind, ring = r["opcode"].replace("-", "_"), r["permute_pairs"].startswith("0>1;1>2")
+        whole = r.number("num_groups") == 1 or (kind == "collective_permute" and ring)
+        if r["device_key"] in _XLA and whole and r.number("latency_us") > 0:
+            key = ("xla collectives", _XLA[r["device_key"]], 8, kind)
+            found.setdefault(key, []).append((r.number("tensor_bytes"), r.number("latency_us") * 1e-6))
+    return [
+        Messages(
+            table, device, ranks, kind, nbytes, seconds, CollectiveModel(tables.catalogue.resolve(f"{device}:{ranks}"))
+        )
+        for (table, device, ranks, kind), points in found.items()
+        for nbytes, seconds in [np.array(sorted(points)).T]
+    ]
+
+
+def fit_collectives(folder: Path, path: Path) -> str:
+    """Fits the protocols of each vendor, writes them, and gives the table of errors."""
+    start = read_constants(path.with_name("analytical_start_collectives.yaml"))
+    series = read_messages(folder)
+    lines = ["# Written by benchmarks/fit_analytical.py; change that script or its tables, not this file."]
+    rows = ["| table | device | ranks | collective | rows | median | p90 | bias |", "|---|---|---|---|---|---|---|---|"]
+    for vendor, section in start.items():
+        values = {name: constant.value for name, constant in section.constants.items()}
+        sources = {name: constant.source for name, constant in section.constants.items()}
+        own = [data for data in series if data.model.system.device.vendor == vendor]
+        for suffix in ("all_reduce", "all_to_all", "collective_permute", "other"):
+            chosen = [d for d in own if (d.kind if f"start.{d.kind}" in values else "other") == suffix]
+            if chosen:
+                _fit_protocol(values, suffix, chosen)
+                errors = np.concatenate([np.abs(d.ratios(values) - 1.0) for d in chosen])
+                text = f"fitted: {', '.join(sorted({d.table for d in chosen}))}; {len(errors)} rows, "
+                text += f"median |err| {np.median(errors):.1%}"
+                names = _protocol_names(suffix)
+                sources |= dict.fromkeys(names, text)
+        if own:
+            quantiles = np.quantile(np.concatenate([1.0 / d.ratios(values) for d in own]), (0.1, 0.9))
+            values |= {"low.fitted": float(quantiles[0]), "high.fitted": float(quantiles[1])}
+            text = "10th and 90th percentile of measured / predicted"
+            sources |= dict.fromkeys(("low.fitted", "high.fitted"), text)
+        lines.append(f"{vendor}:")
+        lines += [f'  {name}: {{value: {value:.4g}, source: "{sources[name]}"}}' for name, value in values.items()]
+        for d in own:
+            ratios = d.ratios(values)
+            errors = np.abs(ratios - 1.0)
+            rows.append(
+                f"| {d.table} | {d.device} | {d.ranks} | {d.kind} | {len(ratios)} | {np.median(errors):.1%} | "
+                f"{np.quantile(errors, 0.9):.1%} | {np.median(ratios):.2f} |"
+            )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(rows)
+
+
+def _protocol_names(suffix: str) -> list[str]:
+    names = [f"start.{suffix}", f"slowdown.{suffix}"]
+    return [*names, "permute.share", "permute.base"] if suffix == "collective_permute" else names
+
+
+def _fit_protocol(values: dict[str, float], suffix: str, chosen: Sequence[Messages]) -> None:
+    names = _protocol_names(suffix)
+
+    def loss() -> float:
+        return float(np.mean([np.abs(np.log(data.ratios(values))).mean() for data in chosen]))
+
+    best = loss()
+    for step in STEPS:
+        for name in names:
+            best = move(values, name, step, best, 1.0 if name.startswith("slowdown") else 0.01, loss)
+        for data in chosen:
+            if data.table.startswith("xla") and suffix != "collective_permute":
+                box = {"extra": max(data.extra_s, 1e-7)}
+
+                def shifted(data: Messages = data, box: dict[str, float] = box) -> float:
+                    data.extra_s = box["extra"]
+                    return loss()
+
+                best = move(box, "extra", step, shifted(), 1e-8, shifted)
+                data.extra_s = box["extra"]
 
 
 def main() -> int:
@@ -571,7 +581,7 @@ def main() -> int:
         if not data.stage:
             fit.descend([data], [])
     write_constants(fit, options.out, initial)
-    table = error_table(fit, datas)
+    table = error_table(fit, datas) + "\n\n" + fit_collectives(options.data, COLLECTIVE_CONSTANTS_FILE)
     print(table)
     if options.docs.exists():
         text = options.docs.read_text(encoding="utf-8")

@@ -3,12 +3,10 @@
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-F = TypeVar("F", bound=Callable[..., Any])
+from typing import Any
 
 ATTRIBUTE = "__stablecast__"
 
@@ -35,7 +33,7 @@ _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 
 
 @contextlib.contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
+def recording(recorder: Recorder) -> Generator[None]:
     """While this is open, functions annotated in it tell `recorder` of their first call."""
     token = _recorder.set(recorder)
     try:
@@ -45,7 +43,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 def workload(
-    function: F | None = None,
+    function: Callable[..., Any] | None = None,
     *,
     args: Sequence[Any] | Callable[..., Any] | None = None,
     kwargs: Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None = None,
@@ -60,7 +58,7 @@ def workload(
     The function itself comes back, marked; called, traced or compiled it behaves as before.
     """
 
-    def mark(marked: F) -> F:
+    def mark(marked: Callable[..., Any]) -> Any:
         annotation = Annotation(args, kwargs, (static,) if isinstance(static, str) else tuple(static), mesh)
         recorder = _recorder.get()
         result: Any = marked if recorder is None else _Recorded(marked, annotation, recorder)

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from stablecast.ir.dtypes import DType, dtype
 from stablecast.ir.errors import InputError, near_names
@@ -37,7 +37,11 @@ def numpy_name(kind: DType) -> str:
         return names[kind.name]
     if kind.name.startswith("f8") or kind.name.startswith(("f4", "f6")):
         return "float" + kind.name[1:2] + "_" + kind.name[2:]
-    return kind.name.replace("ui", "uint") if kind.name.startswith("ui") else kind.name.replace("f", "float").replace("i", "int")
+    return (
+        kind.name.replace("ui", "uint")
+        if kind.name.startswith("ui")
+        else kind.name.replace("f", "float").replace("i", "int")
+    )
 
 
 def parse_assignments(texts: Sequence[str], what: str) -> list[tuple[str, str]]:
@@ -73,9 +77,13 @@ def _path(text: str) -> tuple[str, list[str | int]]:
     while position < len(text):
         step = _STEP.match(text, position)
         if step is None:
-            raise InputError(f"--arg path '{text}' is not understood at '{text[position:]}'", "write name.key[0]['key']")
+            raise InputError(
+                f"--arg path '{text}' is not understood at '{text[position:]}'", "write name.key[0]['key']"
+            )
         key, index, single, double = step.groups()
-        steps.append(int(index) if index is not None else next(part for part in (key, single, double) if part is not None))
+        steps.append(
+            int(index) if index is not None else next(part for part in (key, single, double) if part is not None)
+        )
         position = step.end()
     return found[0], steps
 
@@ -83,7 +91,7 @@ def _path(text: str) -> tuple[str, list[str | int]]:
 def _insert(roots: dict[str, Any], name: str, steps: list[str | int], spec: ArraySpec, path: str) -> None:
     node: Any = roots.setdefault(name, {})
     for step in steps[:-1]:
-        node = node.setdefault(step, {}) if isinstance(node, dict) else None
+        node = cast("dict[Any, Any]", node).setdefault(step, {}) if isinstance(node, dict) else None
     if not isinstance(node, dict) or isinstance(node.get(steps[-1]), dict):
         raise InputError(f"--arg '{path}' contradicts another --arg", "an argument is an array or a tree, not both")
     node[steps[-1]] = spec
@@ -93,10 +101,11 @@ def _lists(tree: Any) -> Any:
     """Dictionaries with the keys 0..n-1 are lists."""
     if not isinstance(tree, dict):
         return tree
-    built = {key: _lists(value) for key, value in tree.items()}
+    held = cast("dict[str | int, Any]", tree)
+    built = {key: _lists(value) for key, value in held.items()}
     if built and all(isinstance(key, int) for key in built):
-        if sorted(built) != list(range(len(built))):
-            raise InputError(f"--arg: list indices {sorted(built)} have gaps", "number them from 0")
+        if set(built) != set(range(len(built))):
+            raise InputError(f"--arg: list indices {list(built)} have gaps", "number them from 0")
         return [built[index] for index in range(len(built))]
     return built
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stablecast.frontends.files import describe
 from stablecast.ir import mlir
@@ -44,8 +44,10 @@ def capture_jax(
     name = source or _name_of(function)
     abstract_mesh = jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh)) if mesh else None
     positional = [_abstract(arg, abstract_mesh) for arg in args]
-    keywords = {key: value if key in static else _abstract(value, abstract_mesh) for key, value in (kwargs or {}).items()}
-    jitted = function if hasattr(function, "trace") else jax.jit(function, static_argnames=tuple(static) or None)
+    keywords = {
+        key: value if key in static else _abstract(value, abstract_mesh) for key, value in (kwargs or {}).items()
+    }
+    jitted: Any = function if hasattr(function, "trace") else jax.jit(function, static_argnames=tuple(static) or None)
     try:
         with jax.sharding.use_abstract_mesh(abstract_mesh) if abstract_mesh else nullcontext():
             lowered = jitted.trace(*positional, **keywords).lower(lowering_platforms=(platform,))
@@ -71,7 +73,12 @@ def _workload(
     known = describe(program, Module("main", data), name)
     order = {label: index for index, label in enumerate(leaf_names(function, args, kwargs, static))}
     arguments = tuple(_placed(argument, order) for argument in known.args)
-    versions = {"frontend": "jax", "jax": _version("jax"), "jaxlib": _version("jaxlib"), "stablehlo": mlir.stablehlo_version()}
+    versions = {
+        "frontend": "jax",
+        "jax": _version("jax"),
+        "jaxlib": _version("jaxlib"),
+        "stablehlo": mlir.stablehlo_version(),
+    }
     return replace(known, producer=versions, platform=platform, args=arguments)
 
 
@@ -91,11 +98,8 @@ def leaf_names(
         names = []
     pairs = [(names[index] if index < len(names) else f"args[{index}]", arg) for index, arg in enumerate(args)]
     pairs += [(key, value) for key, value in kwargs.items() if key not in static]
-    return [
-        name + jax.tree_util.keystr(path)
-        for name, tree in pairs
-        for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]
-    ]
+    flatten = cast("Callable[[Any], Any]", jax.tree_util.tree_flatten_with_path)
+    return [name + jax.tree_util.keystr(path) for name, tree in pairs for path, _ in flatten(tree)[0]]
 
 
 def _abstract(tree: Any, mesh: Any) -> Any:
@@ -130,9 +134,8 @@ def describe_exception(error: BaseException) -> str:
 
 
 def _is_users(filename: str) -> bool:
-    return not (
-        filename.startswith("<") or "site-packages" in Path(filename).parts or filename.startswith(_OWN) or filename.startswith(_STDLIB)
-    )
+    installed = "site-packages" in Path(filename).parts
+    return not installed and not filename.startswith(("<", _OWN, _STDLIB))
 
 
 _OWN = str(Path(__file__).resolve().parent)

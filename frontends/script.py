@@ -5,11 +5,11 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from stablecast.frontends.annotations import Annotation, annotation_of, recording
 from stablecast.frontends.arguments import ArraySpec, call_factory, parse_arrays, parse_assignments, parse_value
@@ -130,7 +130,9 @@ def arguments_for(
     if arrays:
         _place(function, name, arrays, call)
     if settings and not used:
-        raise InputError(f"--set has nothing to set: {name} gets its arguments from no factory", "give --args FILE:FACTORY")
+        raise InputError(
+            f"--set has nothing to set: {name} gets its arguments from no factory", "give --args FILE:FACTORY"
+        )
     _check_complete(function, name, path, call)
     return call
 
@@ -165,9 +167,9 @@ def _from_factory(text: str, settings: dict[str, Any], call: CallArguments) -> b
 def _take(given: Any, call: CallArguments) -> None:
     """A dictionary is keyword arguments, a tuple or list positional ones, anything else the only argument."""
     if isinstance(given, dict):
-        call.kwargs.update(given)
+        call.kwargs.update(cast("dict[str, Any]", given))
     elif isinstance(given, (tuple, list)):
-        call.args[:] = given
+        call.args[:] = cast("Sequence[Any]", given)
     else:
         call.args[:] = [given]
 
@@ -176,11 +178,10 @@ def _shape_struct(tree: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
-    return jax.tree.map(
-        lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)),
-        tree,
-        is_leaf=lambda node: isinstance(node, ArraySpec),
-    )
+    def struct(spec: ArraySpec) -> Any:
+        return jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype))
+
+    return jax.tree.map(struct, tree, is_leaf=lambda node: isinstance(node, ArraySpec))
 
 
 def _place(function: Callable[..., Any], name: str, arrays: dict[str, Any], call: CallArguments) -> None:
@@ -200,25 +201,27 @@ def _check_complete(function: Callable[..., Any], name: str, path: str, call: Ca
     try:
         signature.bind(*call.args, **call.kwargs)
     except TypeError as error:
-        plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        plain = (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            inspect.Parameter.KEYWORD_ONLY,
+        )
         required = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind in plain]
         flags = " ".join(f"--arg '{parameter}=f32[8,128]'" for parameter in required)
         what = f"nobody gave the arguments of {name}({', '.join(required)})" if not call.args else f"{name}: {error}"
-        raise InputError(
-            what,
-            f"put @stablecast.workload(args=({', '.join(required)},)) on it, or --args {Path(path).name}:make_args, or {flags}",
-        ) from None
+        mark = f"@stablecast.workload(args=({', '.join(required)},))"
+        raise InputError(what, f"put {mark} on it, or --args {Path(path).name}:make_args, or {flags}") from None
 
 
 @contextlib.contextmanager
-def quiet_output() -> Iterator[None]:
+def quiet_output() -> Generator[None]:
     """What user code prints goes to standard error: standard output is for the answer."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
 
 
 @contextlib.contextmanager
-def user_code(what: str) -> Iterator[None]:
+def user_code(what: str) -> Generator[None]:
     """An exception of user code as one line."""
     try:
         yield
@@ -270,7 +273,7 @@ def run_script(path: Path, argv: Sequence[str], *, platform: str) -> Recorded:
 
 
 @contextlib.contextmanager
-def _program(path: Path, argv: Sequence[str]) -> Iterator[None]:
+def _program(path: Path, argv: Sequence[str]) -> Generator[None]:
     before, paths = sys.argv, list(sys.path)
     sys.argv = [str(path), *argv]
     sys.path.insert(0, str(path.resolve().parent))

@@ -29,7 +29,9 @@ def write(workload: Workload, path: Path) -> None:
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}", "choose a folder that exists and is writable") from None
+        raise InputError(
+            f"cannot write {path}: {error.strerror}", "choose a folder that exists and is writable"
+        ) from None
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(data)
@@ -78,14 +80,15 @@ def from_bytes(data: bytes, source: str) -> Workload:
         raise InputError(f"{source} is a damaged capture ({detail})", "capture the program again") from None
 
 
-def _check(manifest: Any, source: str) -> None:
-    if not isinstance(manifest, dict) or manifest.get("kind") != _MAGIC:
+def _check(manifest: Mapping[str, Any], source: str) -> None:
+    if not isinstance(manifest, Mapping) or manifest.get("kind") != _MAGIC:
         raise InputError(f"{source} is a zip file but not a stablecast capture", "make one with 'stablecast capture'")
     version = manifest["format"]
     if version > FORMAT:
         made_by = manifest.get("stablecast", "a newer stablecast")
         raise InputError(
-            f"{source} has capture format {version}; this stablecast reads up to {FORMAT}", f"it was made by {made_by}: upgrade"
+            f"{source} has capture format {version}; this stablecast reads up to {FORMAT}",
+            f"it was made by {made_by}: upgrade",
         )
 
 
@@ -184,19 +187,16 @@ def _read_schedule(held: Mapping[str, Any] | None) -> Schedule | None:
 
 
 def _read_launches(held: list[dict[str, Any]] | None) -> LaunchTable | None:
-    if held is None:
-        return None
-    return LaunchTable(
-        tuple(
-            Launch(**{
-                **launch,
-                "shapes": tuple(map(tuple, launch["shapes"])),
-                "dtypes": tuple(launch["dtypes"]),
-                "ops": tuple(launch["ops"]),
-            })
-            for launch in held
-        )
-    )
+    return None if held is None else LaunchTable(tuple(map(_read_launch, held)))
+
+
+def _read_launch(held: dict[str, Any]) -> Launch:
+    tuples: dict[str, Any] = {
+        "shapes": tuple(tuple(shape) for shape in held["shapes"]),
+        "dtypes": tuple(held["dtypes"]),
+        "ops": tuple(held["ops"]),
+    }
+    return Launch(**(held | tuples))
 
 
 def _read_argument(held: Mapping[str, Any]) -> Argument:

@@ -142,7 +142,8 @@ class DeviceProgram:
     """One role's device.
 
     `body`: nodes in issue order. `table`: the distinct kernels. `work`: FLOPs and bytes of a step, after fusion.
-    `model_flops`: matrix FLOPs without recomputation and padding, None where unknown; `exec_model`: what one launch
+    `model_flops`: matrix FLOPs without recomputation and padding by math mode, where a frontend knows them better than
+    the scopes of the kernels tell; `exec_model`: what one launch
     is (`xla`, `eager`, ...). `complete` is False where `unmodelled` ops or unknown counts leave the total a lower
     bound.
     """

@@ -1,5 +1,6 @@
 """Replica groups by arithmetic: who takes part in a collective, without a list of devices."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -99,6 +100,41 @@ def over_axes(mesh: str, axes: Sequence[tuple[str, int]], along: Sequence[str]) 
     outer = [axis for axis in range(len(dims)) if axis not in inner]
     size = math.prod(dims[axis] for axis in inner)
     return Groups(math.prod(dims) // size, size, dims, tuple(outer + inner), mesh, tuple(along))
+
+
+def over_parts(
+    mesh: str, axes: Sequence[tuple[str, int]], along: Sequence[tuple[str, tuple[int, int] | None]]
+) -> Groups:
+    """Groups of the devices that differ only along parts of axes.
+
+    `along`: axis names, each with (pre_size, size) of the part as in Shardy's `"x":(1)2`, or None for the whole axis.
+    Parts are named `x:(1)2`. Raises `InputError` as `over_axes` does.
+    """
+    pieces: list[tuple[str, int]] = []
+    inside: dict[tuple[str, tuple[int, int] | None], list[str]] = {}
+    for axis, size in axes:
+        wanted = [given for given in along if given[0] == axis]
+        for name, low, length in _cut(axis, size, wanted):
+            pieces.append((name, length))
+            for given in wanted:
+                start, span = given[1] or (1, size)
+                if start <= low and low * length <= start * span:
+                    inside.setdefault(given, []).append(name)
+    named = [name for given in along for name in inside.get(given, [given[0]])]
+    return over_axes(mesh, pieces, list(dict.fromkeys(named)))
+
+
+def _cut(axis: str, size: int, wanted: Sequence[tuple[str, tuple[int, int] | None]]) -> list[tuple[str, int, int]]:
+    """Name, product of the sizes before it, and size of the pieces of `axis` between the boundaries of `wanted`."""
+    cuts = {1, size}
+    for _, part in wanted:
+        if part is not None:
+            cuts |= {part[0], part[0] * part[1]}
+    ordered = sorted(cuts)
+    if len(ordered) <= 2:
+        return [(axis, 1, size)]
+    pairs = itertools.pairwise(ordered)
+    return [(f"{axis}:({low}){high // low}", low, high // low) for low, high in pairs]
 
 
 def from_lists(groups: npt.ArrayLike) -> Groups:

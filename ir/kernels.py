@@ -108,9 +108,7 @@ class KernelRow:
 
     @property
     def work(self) -> Work:
-        return Work(
-            self.matmul_flops, self.vector_flops, self.transcendentals, self.bytes_read, self.bytes_written
-        )
+        return Work(self.matmul_flops, self.vector_flops, self.transcendentals, self.bytes_read, self.bytes_written)
 
     @property
     def shape(self) -> str:

@@ -1,11 +1,14 @@
 """The one module that touches jaxlib's private entry points: MLIR contexts, parsing and writing modules."""
 
+import importlib
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 from stablecast.ir.errors import InputError, ToolError
+from stablecast.ir.hlo_groups import expand_device_ids
+from stablecast.ir.spellings import COMPLAINTS, modernised
 
 SUPPORTED = ((0, 10, 2), (0, 11))
 """First jaxlib version that is supported, and the first that is not."""
@@ -82,6 +85,10 @@ def parse(data: bytes, source: str) -> Any:
     try:
         return read()
     except (ir.MLIRError, ValueError) as error:
+        if not data.startswith(BYTECODE_MAGIC) and any(text in str(error) for text in COMPLAINTS):
+            newer = modernised(data)
+            if newer != data:
+                return parse(newer, source)
         raise InputError(f"{source} is not a StableHLO module: {first_diagnostic(error)}") from None
 
 
@@ -92,7 +99,7 @@ def first_diagnostic(error: Exception) -> str:
     if found is None:
         return " ".join(text.split())[:200]
     place = f"line {found[1]}, column {found[2]}: " if found[1] else ""
-    return place + found[3].strip()[:200]
+    return place + found[3].split(". If this is intended")[0].strip()[:200]
 
 
 def write_bytecode(module: Any) -> bytes:
@@ -112,14 +119,18 @@ def stablehlo_version() -> str:
     return str(stablehlo.get_current_version())
 
 
+def _private(name: str) -> Any:
+    """A compiled module of jaxlib that has no type stubs."""
+    return importlib.import_module(f"jaxlib.{name}")
+
+
 def hlo_to_stablehlo(text: bytes, source: str) -> bytes:
     """HLO text, before scheduling, as StableHLO bytecode. Raises `InputError` where XLA cannot read or convert it."""
     check_version()
-    from jaxlib import _hlo, _jax
-
+    hlo, convert = _private("_hlo"), _private("_jax").mlir
     try:
-        module = _hlo.hlo_module_from_text(text.decode())
-        return _jax.mlir.hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
+        module = hlo.hlo_module_from_text(expand_device_ids(text.decode()))
+        return convert.hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
     except (ValueError, RuntimeError) as error:
         detail = " ".join(str(error).split())[:200]
         raise InputError(f"{source} is not HLO text that can be converted to StableHLO: {detail}") from None
@@ -150,9 +161,7 @@ def through_hlo(data: bytes, context: Any) -> Any:
     Shardings come back as text attributes and `@Sharding` custom calls. Raises `ToolError` where XLA cannot import it.
     """
     check_version()
-    from jaxlib import _jax  # type: ignore[attr-defined]
-
-    convert: Any = _jax.mlir  # pyright: ignore[reportUnknownVariableType]
+    convert = _private("_jax").mlir
     try:
         computation = convert.mlir_module_to_xla_computation(data, use_tuple_args=False, return_tuple=False)
         return bindings().Module.parse(convert.xla_computation_to_mlir_module(computation), context)

@@ -67,7 +67,8 @@ def _split(text: str) -> list[str]:
     """Components of a name stack; a slash within brackets does not separate."""
     if "(" not in text:
         return [part for part in text.split("/") if part]
-    parts, depth, start = [], 0, 0
+    parts: list[str] = []
+    depth, start = 0, 0
     for index, char in enumerate(text):
         if char == "(":
             depth += 1

@@ -67,7 +67,9 @@ def html_table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> s
     """The same as an HTML table."""
 
     def cells(row: Sequence[str], tag: str) -> str:
-        styles = ['style="text-align:right"' if index in right else 'style="text-align:left"' for index in range(len(row))]
+        styles = [
+            'style="text-align:right"' if index in right else 'style="text-align:left"' for index in range(len(row))
+        ]
         return "".join(f"<{tag} {style}>{html.escape(cell)}</{tag}>" for cell, style in zip(row, styles, strict=True))
 
     head = f"<thead><tr>{cells(rows[0], 'th')}</tr></thead>"

@@ -39,36 +39,154 @@ def _names(dialect: str, *names: str) -> list[str]:
 
 _LOOP = _names(
     "stablehlo",
-    *"""abs add and atan2 cbrt ceil clamp compare complex concatenate convert cosine count_leading_zeros divide
-    dynamic_slice exponential exponential_minus_one floor gather imag is_finite log log_plus_one logistic map maximum
-    minimum multiply negate not or pad popcnt power real real_dynamic_slice reduce_precision remainder reverse
-    round_nearest_afz round_nearest_even rsqrt select shift_left shift_right_arithmetic shift_right_logical sign sine
-    slice sqrt subtract tan tanh transpose xor uniform_quantize uniform_dequantize torch_index_select
-    dynamic_update_slice dynamic_pad dynamic_gather bitcast_convert""".split(),
+    *[
+        "abs",
+        "add",
+        "and",
+        "atan2",
+        "cbrt",
+        "ceil",
+        "clamp",
+        "compare",
+        "complex",
+        "concatenate",
+        "convert",
+        "cosine",
+        "count_leading_zeros",
+        "divide",
+        "dynamic_slice",
+        "exponential",
+        "exponential_minus_one",
+        "floor",
+        "gather",
+        "imag",
+        "is_finite",
+        "log",
+        "log_plus_one",
+        "logistic",
+        "map",
+        "maximum",
+        "minimum",
+        "multiply",
+        "negate",
+        "not",
+        "or",
+        "pad",
+        "popcnt",
+        "power",
+        "real",
+        "real_dynamic_slice",
+        "reduce_precision",
+        "remainder",
+        "reverse",
+        "round_nearest_afz",
+        "round_nearest_even",
+        "rsqrt",
+        "select",
+        "shift_left",
+        "shift_right_arithmetic",
+        "shift_right_logical",
+        "sign",
+        "sine",
+        "slice",
+        "sqrt",
+        "subtract",
+        "tan",
+        "tanh",
+        "transpose",
+        "xor",
+        "uniform_quantize",
+        "uniform_dequantize",
+        "torch_index_select",
+        "dynamic_update_slice",
+        "dynamic_pad",
+        "dynamic_gather",
+        "bitcast_convert",
+    ],
 ) + _names(
     "chlo",
-    *"""acos acosh asin asinh atan atanh bessel_i1e broadcast_add broadcast_and broadcast_atan2 broadcast_compare
-    broadcast_complex broadcast_divide broadcast_maximum broadcast_minimum broadcast_multiply broadcast_next_after
-    broadcast_or broadcast_polygamma broadcast_power broadcast_remainder broadcast_select broadcast_shift_left
-    broadcast_shift_right_arithmetic broadcast_shift_right_logical broadcast_subtract broadcast_xor broadcast_zeta conj
-    cosh digamma erf erf_inv erfc is_inf is_neg_inf is_pos_inf lgamma next_after polygamma sinh square tan
-    zeta _asin_acos_kernel""".split(),
+    *[
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "atan",
+        "atanh",
+        "bessel_i1e",
+        "broadcast_add",
+        "broadcast_and",
+        "broadcast_atan2",
+        "broadcast_compare",
+        "broadcast_complex",
+        "broadcast_divide",
+        "broadcast_maximum",
+        "broadcast_minimum",
+        "broadcast_multiply",
+        "broadcast_next_after",
+        "broadcast_or",
+        "broadcast_polygamma",
+        "broadcast_power",
+        "broadcast_remainder",
+        "broadcast_select",
+        "broadcast_shift_left",
+        "broadcast_shift_right_arithmetic",
+        "broadcast_shift_right_logical",
+        "broadcast_subtract",
+        "broadcast_xor",
+        "broadcast_zeta",
+        "conj",
+        "cosh",
+        "digamma",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "is_inf",
+        "is_neg_inf",
+        "is_pos_inf",
+        "lgamma",
+        "next_after",
+        "polygamma",
+        "sinh",
+        "square",
+        "tan",
+        "zeta",
+        "_asin_acos_kernel",
+    ],
 )
+_MHLO_LOOP = _names("mhlo", "copy", "erf", "domain")
 _FREE = (
-    _names("stablehlo", *"reshape optimization_barrier tuple get_tuple_element dynamic_reshape".split())
+    _names("stablehlo", *["reshape", "optimization_barrier", "tuple", "get_tuple_element", "dynamic_reshape"])
     + _names("mhlo", "bitcast", "tuple", "get_tuple_element")
-    + _names("sdy", "sharding_constraint", "propagation_barrier", "sharding_group", "reshard", "all_slice", "func_data_flow_edge")
+    + _names(
+        "sdy",
+        "sharding_constraint",
+        "propagation_barrier",
+        "sharding_group",
+        "reshard",
+        "all_slice",
+        "func_data_flow_edge",
+    )
 )
 _COLLECTIVE = _names(
     "stablehlo",
-    *"all_reduce all_gather reduce_scatter all_to_all collective_permute collective_broadcast cross-replica-sum".split(),
+    *[
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "collective_permute",
+        "collective_broadcast",
+        "cross-replica-sum",
+    ],
 )
 
 CATEGORIES: Mapping[str, Category] = MappingProxyType(
-    dict.fromkeys(_LOOP, Category.LOOP)
+    dict.fromkeys(_LOOP + _MHLO_LOOP, Category.LOOP)
     | dict.fromkeys(_FREE, Category.FREE)
     | dict.fromkeys(_COLLECTIVE, Category.COLLECTIVE)
-    | dict.fromkeys(_names("stablehlo", "iota", "broadcast_in_dim", "broadcast", "dynamic_broadcast_in_dim"), Category.GENERATOR)
+    | dict.fromkeys(
+        _names("stablehlo", "iota", "broadcast_in_dim", "broadcast", "dynamic_broadcast_in_dim"), Category.GENERATOR
+    )
     | dict.fromkeys(_names("stablehlo", "dynamic_iota", "partition_id", "replica_id"), Category.GENERATOR)
     | dict.fromkeys(("chlo.constant_like", "stablehlo.create_token", "stablehlo.after_all"), Category.CONSTANT)
     | dict.fromkeys(("stablehlo.constant", "mhlo.constant", "chlo.constant", "arith.constant"), Category.CONSTANT)
@@ -83,11 +201,33 @@ CATEGORIES: Mapping[str, Category] = MappingProxyType(
 )
 
 _ANNOTATIONS = frozenset(
-    {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "MoveToDevice", "MoveToHost"}
+    {
+        "Sharding",
+        "SPMDFullToShardShape",
+        "SPMDShardToFullShape",
+        "annotate_device_placement",
+        "MoveToDevice",
+        "MoveToHost",
+    }
 )
 EXPENSIVE = frozenset(
-    _names("stablehlo", *"exponential log tanh logistic power sine cosine tan atan2 cbrt exponential_minus_one".split())
-    + _names("chlo", *"erf erfc erf_inv lgamma digamma tan bessel_i1e".split())
+    _names(
+        "stablehlo",
+        *[
+            "exponential",
+            "log",
+            "tanh",
+            "logistic",
+            "power",
+            "sine",
+            "cosine",
+            "tan",
+            "atan2",
+            "cbrt",
+            "exponential_minus_one",
+        ],
+    )
+    + _names("chlo", *["erf", "erfc", "erf_inv", "lgamma", "digamma", "tan", "bessel_i1e"])
 )
 """Ops that a compiler does not compute twice to save traffic unless few kernels read them."""
 
@@ -95,6 +235,8 @@ EXPENSIVE = frozenset(
 def category(op: Op) -> Category:
     """The category of `op`; an op that is in no list stands alone."""
     found = CATEGORIES.get(op.name)
+    if found is None and op.name.startswith("mhlo."):
+        found = CATEGORIES.get("stablehlo." + op.name.removeprefix("mhlo."))
     if found is None:
         if op.name == "stablehlo.custom_call" and op.attrs.get("call_target_name") in _ANNOTATIONS:
             return Category.FREE

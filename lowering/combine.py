@@ -14,7 +14,7 @@ from stablecast.ir.device_program import Body, Collective, Node
 THRESHOLD_BYTES: Mapping[str, int] = MappingProxyType(
     {"all_reduce": 30 * 2**20, "all_gather": 30 * 2**20, "reduce_scatter": 30 * 2**20}
 )
-"""Largest combined payload; XLA's defaults (`xla_gpu_{all_reduce,all_gather,reduce_scatter}_combine_threshold_bytes`)."""
+"""Largest combined payload: XLA's defaults of `xla_gpu_all_reduce_combine_threshold_bytes` and its siblings."""
 
 
 def combine_collectives(body: Body, thresholds: Mapping[str, int] = THRESHOLD_BYTES) -> Body:

@@ -20,7 +20,6 @@ from stablecast.ir.errors import InputError
 from stablecast.ir.groups import Groups, all_devices
 from stablecast.ir.kernels import KernelTableBuilder
 from stablecast.ir.program import Op, Program
-from stablecast.ir.scopes import REMATERIALISED
 from stablecast.ir.types import Count, TensorType
 from stablecast.ir.work import SymbolicWork, Work
 from stablecast.lowering.categories import Category
@@ -32,6 +31,7 @@ from stablecast.lowering.multi_output import Group
 from stablecast.lowering.products import Arithmetic
 from stablecast.lowering.rows import group_key, hero_of, make_row
 from stablecast.lowering.traffic import Traffic, traffic, written_values
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -74,7 +74,6 @@ class _Lowering:
         self._builder = KernelTableBuilder()
         self._works: list[Work] = []
         self._runs: dict[int, float] = {}
-        self._model_flops: dict[str, float] = {}
         self._opaque: dict[str, _Opaque] = {}
         self._bytes = 0.0
 
@@ -98,7 +97,6 @@ class _Lowering:
             meshes=program.meshes,
             exec_model="as-written" if program.prefused else "xla" if self._fused else "unfused",
             platform=self._target.platform,
-            model_flops=self._model_flops,
             buffers=residents.buffers(graph, temp),
             unmodelled=self._unmodelled(),
             complete=not self._opaque and not open_counts,
@@ -165,9 +163,6 @@ class _Lowering:
         self._bytes += (kernel_row.bytes_read + kernel_row.bytes_written) * runs
         hero = hero_of(graph, group)
         scope = graph.scopes[hero]
-        if kernel_row.matmul_flops and REMATERIALISED not in scope.split("/"):
-            known = self._model_flops.get(kernel_row.math, 0.0)
-            self._model_flops[kernel_row.math] = known + kernel_row.useful_flops * runs
         if not kernel_row.modelled:
             self._note_opaque(graph, members, runs)
         node = Kernel(row, tuple(members), kernel_row.launches, scope, graph.location(hero))
@@ -211,20 +206,22 @@ class _Lowering:
 
     def _control(self, graph: Graph, node: int, runs: float) -> tuple[Node, SymbolicWork, int]:
         op, bodies = graph.ops[node], graph.bodies[node]
-        where = {"scope": graph.scopes[node], "location": graph.location(node)}
+        scope, location = graph.scopes[node], graph.location(node)
         if op.name == "stablehlo.while":
             value = self._value(op.count)
             trips = value if value is not None else (1 if isinstance(op.count, int) else op.count.low)
             body, work, temp = self._region(bodies[1], runs * trips)
             count: Count = value if value is not None else op.count
-            return Loop(body, count, **where), work.times(count), temp
+            return Loop(body, count, scope, location), work.times(count), temp
         chances = self._chances(len(bodies))
         parts = [self._region(body, runs * chance) for body, chance in zip(bodies, chances, strict=True)]
         values = [work.evaluate(self._conventions.loops)[0] for _, work, _ in parts]
         temp = max(temp for _, _, temp in parts)
-        return Branch(tuple(body for body, _, _ in parts), self._probability(len(bodies)), **where), _one_of(
-            values, self._conventions.branch, chances
-        ), temp
+        return (
+            Branch(tuple(body for body, _, _ in parts), self._probability(len(bodies)), scope, location),
+            _one_of(values, self._conventions.branch, chances),
+            temp,
+        )
 
     def _probability(self, branches: int) -> tuple[float, ...] | None:
         choice = self._conventions.branch

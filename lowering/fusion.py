@@ -51,7 +51,9 @@ def _ready_made(graph: Graph) -> dict[int, Group]:
     groups: dict[int, Group] = {}
     for nodes in members.values():
         own = set(nodes)
-        reads = {v for node in nodes for v in graph.inputs[node] if not graph.weightless[v] and graph.producer[v] not in own}
+        reads = {
+            v for node in nodes for v in graph.inputs[node] if not graph.weightless[v] and graph.producer[v] not in own
+        }
         extent = max(graph.types[value].elements for node in nodes for value in graph.outputs[node])
         products = [node for node in nodes if graph.categories[node] not in _PASS_THROUGH]
         groups[nodes[-1]] = Group(nodes, own, reads, max(products, default=-1), extent, fusible=False)
@@ -85,7 +87,9 @@ class _Grouping:
         values = graph.outputs[node] if kind in _PASS_THROUGH else (*graph.inputs[node], *graph.outputs[node])
         extent = max((graph.types[value].elements for value in values), default=0)
         fusible = kind in (Category.LOOP, Category.GENERATOR, Category.REDUCE)
-        self._groups[node] = Group([node], {node}, set(self._inputs(node)), node if not fusible else -1, extent, fusible)
+        self._groups[node] = Group(
+            [node], {node}, set(self._inputs(node)), node if not fusible else -1, extent, fusible
+        )
         self._in[node] = (node,)
 
     def _inputs(self, node: int) -> Iterable[int]:

@@ -9,6 +9,7 @@ from stablecast.ir.attributes import Dense
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import Groups
 from stablecast.ir.program import Block, Op, Program
+from stablecast.ir.reader.decode import SMALL
 from stablecast.ir.reader.locations import join_scopes
 from stablecast.ir.types import Location, ValueType
 from stablecast.lowering.categories import Category, category
@@ -122,8 +123,8 @@ class _Builder:
 
     def _constant(self, op: Op, env: Env) -> None:
         held = op.attrs.get("value")
-        weightless = not isinstance(held, Dense) or held.splat or held.values is not None
         for result, kind in zip(op.results, op.result_types, strict=True):
+            weightless = _is_literal(held) if held is None or isinstance(held, Dense) else kind.elements <= SMALL
             env[result] = self._graph.new_value(kind, EXTERNAL, weightless)
 
     def _call(self, op: Op, env: Env, scope: str) -> None:
@@ -136,7 +137,9 @@ class _Builder:
                 raise InputError(f"the program calls @{op.callee}, which it does not define")
             block = function.body
         if self._depth >= MAX_CALL_DEPTH:
-            raise InputError(f"calls are nested more than {MAX_CALL_DEPTH} deep at @{op.callee}", "a function that calls itself?")
+            raise InputError(
+                f"calls are nested more than {MAX_CALL_DEPTH} deep at @{op.callee}", "a function that calls itself?"
+            )
         inner: Env = dict(env) if op.regions else {}
         inner.update({arg: env[operand] for arg, operand in zip(block.args, op.operands, strict=True)})
         self._depth += 1
@@ -213,17 +216,17 @@ class _Builder:
 
     def _finish(self) -> None:
         graph = self._graph
-        needed = [False] * len(graph.types)
-        for value in graph.returns:
-            needed[value] = True
+        needed = set(graph.returns)
         graph.live = live = [False] * len(graph.ops)
-        graph.consumers = consumers = [[] for _ in graph.types]
+        consumers: list[list[int]] = [[] for _ in graph.types]
+        graph.consumers = consumers
         for node in range(len(graph.ops) - 1, -1, -1):
             outputs = graph.outputs[node]
-            if any([needed[value] for value in outputs]) or _must_run(graph.ops[node]):
+            if not needed.isdisjoint(outputs) or _must_run(graph.ops[node]):
                 live[node] = True
-                for value in dict.fromkeys(graph.inputs[node]):
-                    needed[value] = True
+                inputs = dict.fromkeys(graph.inputs[node])
+                needed.update(inputs)
+                for value in inputs:
                     consumers[value].append(node)
         for nodes in consumers:
             nodes.reverse()
@@ -250,6 +253,11 @@ class _Captures(Env):
                 self._captured[value] = None
             self._copies[value] = self._graph.new_value(outer.types[value], EXTERNAL, outer.weightless[value])
         return self._copies[value]
+
+
+def _is_literal(held: Dense | None) -> bool:
+    """Whether a constant is so simple that compilers put it into the kernel's code."""
+    return held is None or held.splat or held.values is not None
 
 
 def _alone(op: Op) -> bool:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from stablecast.ir.attributes import ConvDims, DotDims, RaggedDotDims
 from stablecast.ir.dtypes import DType, DTypeKind
@@ -55,7 +55,7 @@ def math_mode(dtype: DType, precision: Any, arithmetic: Arithmetic) -> str:
 def _precision(config: Any) -> str:
     """The strictest precision that the operands ask for."""
     order = ("default", "high", "highest")
-    texts = config if isinstance(config, tuple) else (config,) if config else ()
+    texts = cast("tuple[Any, ...]", config if isinstance(config, tuple) else (config,) if config else ())
     found = [_PRECISION.get(str(text).removeprefix("#stablehlo<precision ").rstrip(">"), "default") for text in texts]
     return max(found, key=order.index, default="default")
 

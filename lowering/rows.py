@@ -9,7 +9,7 @@ from stablecast.ir.types import TensorType, ValueType, as_tensor
 from stablecast.lowering.categories import Category
 from stablecast.lowering.graph import Graph
 from stablecast.lowering.multi_output import Group
-from stablecast.lowering.products import Arithmetic, conv_shape, matmul_shape, math_mode, wider
+from stablecast.lowering.products import Arithmetic, conv_shape, math_mode, matmul_shape, wider
 from stablecast.lowering.traffic import Traffic
 
 _GATHERS = frozenset({"stablehlo.gather", "stablehlo.dynamic_gather", "stablehlo.torch_index_select"})
@@ -31,8 +31,8 @@ def group_key(graph: Graph, members: Sequence[int], written: Sequence[int], in_p
     wiring: list[int] = []
     weightless = graph.weightless
     for node in members:
-        for value in graph.inputs[node]:
-            wiring.append(-1 if weightless[value] else numbers.setdefault(value, len(numbers)))
+        inputs = graph.inputs[node]
+        wiring.extend([-1 if weightless[value] else numbers.setdefault(value, len(numbers)) for value in inputs])
         for value in graph.outputs[node]:
             numbers.setdefault(value, len(numbers))
     ops = tuple([graph.ops[node].signature for node in members])
@@ -80,9 +80,7 @@ def make_row(graph: Graph, group: Group, done: Traffic, arithmetic: Arithmetic) 
     return KernelRow(klass=graph.works[hero].klass, label=op.attrs.get("call_target_name", op.name), **common)
 
 
-def _product_row(
-    graph: Graph, group: Group, hero: int, common: dict[str, Any], arithmetic: Arithmetic
-) -> KernelRow:
+def _product_row(graph: Graph, group: Group, hero: int, common: dict[str, Any], arithmetic: Arithmetic) -> KernelRow:
     op = graph.ops[hero]
     lhs, rhs = as_tensor(op.operand_types[0]), as_tensor(op.operand_types[1])
     math = math_mode(wider(lhs.dtype, rhs.dtype), op.attrs.get("precision_config"), arithmetic)

@@ -3,8 +3,12 @@
 from dataclasses import dataclass
 
 from stablecast.ir.accounting.values import OpWork
+from stablecast.lowering.categories import Category
 from stablecast.lowering.graph import Graph
 from stablecast.lowering.multi_output import Group
+
+_WHOLE = (Category.MATMUL, Category.CONV)
+"""Library kernels compute their whole result, whatever is read of it."""
 
 
 @dataclass(slots=True)
@@ -33,7 +37,9 @@ def traffic(graph: Graph, group: Group, written: tuple[int, ...], works: dict[in
     result = Traffic({}, {})
     for node in sorted(members, reverse=True):
         outputs = graph.outputs[node]
-        share = max([demand.get(value, 0.0) for value in outputs], default=1.0) if outputs else 1.0
+        share = max([demand.get(value, 0.0) for value in outputs], default=1.0)
+        if graph.categories[node] in _WHOLE:
+            share = 1.0
         work = works.get(node) or graph.works[node]
         result.matmul_flops += (work.matmul_flops - work.dilation_flops) * share
         result.padded_flops += (work.padded_flops - work.dilation_flops) * share
@@ -47,7 +53,7 @@ def traffic(graph: Graph, group: Group, written: tuple[int, ...], works: dict[in
             if graph.producer[value] in members:
                 size = graph.types[value].nbytes
                 part = share * min(1.0, nbytes / size) if size else share
-                demand[value] = max(demand.get(value, 0.0), part)
+                demand[value] = min(1.0, demand.get(value, 0.0) + part)
             elif nbytes:
                 touched[value] = touched.get(value, 0.0) + nbytes * share
     for value, nbytes in touched.items():

@@ -4,18 +4,21 @@ import gc
 import sys
 from typing import Any
 
-import click
 import typer
 
 from stablecast.ir.errors import StablecastError
 
-EPILOG = "Exit codes: 0 done; 2 the input or a name is wrong; 3 does not fit or incomplete with --strict; 4 an external tool failed; 130 interrupted."
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
+"""click's base of all usage errors, which typer carries inside or beside it depending on its version."""
+EPILOG = (
+    "Exit codes: 0 done; 2 the input or a name is wrong; 3 does not fit or incomplete with --strict; "
+    "4 an external tool failed; 130 interrupted."
+)
 
 app = typer.Typer(
     name="stablecast",
     help="Predict how long a JAX or PyTorch program takes on GPUs and TPUs that nobody has to own.",
     epilog=EPILOG,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -32,7 +35,9 @@ def _version(value: bool) -> None:
 
 
 @app.callback()
-def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
     """Predict how long a JAX or PyTorch program takes on GPUs and TPUs that nobody has to own."""
 
 
@@ -40,19 +45,20 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; leaves with a documented exit code and, for errors made on purpose, one line."""
     gc.disable()
     _load_commands()
-    sys.exit(_run(arguments))
+    given = sys.argv[1:] if arguments is None else arguments
+    sys.exit(_run(given or ["--help"]))
 
 
-def _run(arguments: list[str] | None) -> int:
+def _run(arguments: list[str]) -> int:
     try:
         result: Any = app(arguments, standalone_mode=False)
     except StablecastError as error:
         print(f"stablecast: {error}", file=sys.stderr)
         return error.exit_code
-    except click.ClickException as error:
+    except _USAGE_ERROR as error:
         print(f"stablecast: {_one_line(error)}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print("stablecast: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
@@ -61,7 +67,7 @@ def _run(arguments: list[str] | None) -> int:
     return int(result) if isinstance(result, int) else 0
 
 
-def _one_line(error: click.ClickException) -> str:
+def _one_line(error: Any) -> str:
     text = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
     return f"{text}; see '{context.command_path} --help'" if context is not None else text

@@ -9,7 +9,7 @@ from stablecast.cli import options as opt
 from stablecast.cli.app import app
 from stablecast.ir.errors import InputError
 
-hardware = typer.Typer(name="hardware", help="The hardware catalogue: every value with unit and source.", no_args_is_help=True)
+hardware = typer.Typer(name="hardware", help="The hardware catalogue: every value with unit and source.")
 app.add_typer(hardware)
 
 

@@ -14,12 +14,18 @@ from stablecast.ir.errors import InputError
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def kernel(
     context: typer.Context,
-    kind: Annotated[str, typer.Argument(help="matmul, conv2d, elementwise, reduce, softmax, layernorm or attention.")] = "",
+    kind: Annotated[
+        str, typer.Argument(help="matmul, conv2d, elementwise, reduce, softmax, layernorm or attention.")
+    ] = "",
     on: Annotated[str, typer.Option("--on", help="A device.")] = "",
     dtype: Annotated[str, typer.Option("--dtype", help="Element type of the operands.")] = "bf16",
     backend: opt.Backend = "analytical",
-    table: Annotated[Path | None, typer.Option("--table", help="CSV with a row a kernel; its time is written beside it.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the table goes; standard output if left out.")] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", help="CSV with a row a kernel; its time is written beside it.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where the table goes; standard output if left out.")
+    ] = None,
     json: opt.Json = False,
 ) -> None:
     """The time of one kernel: stablecast kernel matmul --m 4096 --n 4096 --k 4096 --dtype bf16 --on h100-sxm."""

@@ -2,10 +2,10 @@
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,22 +15,32 @@ if TYPE_CHECKING:
     from stablecast._predict import Options
     from stablecast.ir.accounting.values import Conventions
 
-Input = Annotated[str, typer.Argument(metavar="INPUT", help="script.py:function, a capture, or a StableHLO or HLO file (.gz too).")]
+Input = Annotated[
+    str, typer.Argument(metavar="INPUT", help="script.py:function, a capture, or a StableHLO or HLO file (.gz too).")
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output and nothing else.")]
 Csv = Annotated[bool, typer.Option("--csv", help="CSV on standard output.")]
-Backend = Annotated[str, typer.Option("--backend", help="A backend, or by kernel class: matmul=systolic,default=analytical.")]
+Backend = Annotated[
+    str, typer.Option("--backend", help="A backend, or by kernel class: matmul=systolic,default=analytical.")
+]
 Exec = Annotated[str, typer.Option("--exec", help="Execution model: auto or xla.")]
 Mesh = Annotated[list[str], typer.Option("--mesh", help="Mesh axes for a script: data=8,model=4.")]
 For = Annotated[str, typer.Option("--for", help="Platform to lower a script for: cuda, rocm, tpu or cpu.")]
 Args = Annotated[str, typer.Option("--args", help="FILE.py:FUNCTION that makes the arguments.")]
 Arg = Annotated[list[str], typer.Option("--arg", help="One argument: 'tokens=i32[8,4096]'; paths reach into pytrees.")]
 Set = Annotated[list[str], typer.Option("--set", help="A keyword parameter of the argument factory: layers=32.")]
-Loop = Annotated[list[str], typer.Option("--loop", help="Trip count of a loop whose count the program leaves open: n=7.")]
+Loop = Annotated[
+    list[str], typer.Option("--loop", help="Trip count of a loop whose count the program leaves open: n=7.")
+]
 Dim = Annotated[list[str], typer.Option("--dim", help="Size of a dynamic dimension: batch=16.")]
 Padding = Annotated[str, typer.Option("--padding", help="Window positions on padding: in or out.")]
 Causal = Annotated[str, typer.Option("--causal", help="Causal attention: full or exact.")]
-Branch = Annotated[str, typer.Option("--branch", help="Conditionals: max, min, or the probability of the first branch.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 where the prediction does not fit or is incomplete.")]
+Branch = Annotated[
+    str, typer.Option("--branch", help="Conditionals: max, min, or the probability of the first branch.")
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Exit with 3 where the prediction does not fit or is incomplete.")
+]
 
 
 def make_conventions(
@@ -64,7 +74,12 @@ def make_options(
     from stablecast.frontends.script import ArgumentOptions
 
     return Options(
-        backend, exec_model, platform, parse_pairs(mesh, "--mesh") or None, ArgumentOptions(args, arg, settings), conventions
+        backend,
+        exec_model,
+        platform,
+        parse_pairs(mesh, "--mesh") or None,
+        ArgumentOptions(args, arg, settings),
+        conventions,
     )
 
 
@@ -100,7 +115,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[None]:
+def progress(what: str) -> Generator[None]:
     """On a terminal, a spinner on standard error for anything that takes over a second."""
     if not sys.stderr.isatty():
         yield

@@ -2,7 +2,7 @@
 
 import json as jsonlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,8 +10,18 @@ from stablecast.cli import options as opt
 from stablecast.cli.app import app
 from stablecast.ir.errors import IncompleteError, InputError
 
-On = Annotated[str, typer.Option("--on", metavar="NAME[:N]", help="Device, system or YAML file; without :N as many as the program has.")]
-Many = Annotated[list[str], typer.Option("--on", metavar="NAME[:N]", help="A device, system or YAML file; give it several times.")]
+if TYPE_CHECKING:
+    from stablecast.backends.prediction import Prediction
+
+On = Annotated[
+    str,
+    typer.Option(
+        "--on", metavar="NAME[:N]", help="Device, system or YAML file; without :N as many as the program has."
+    ),
+]
+Many = Annotated[
+    list[str], typer.Option("--on", metavar="NAME[:N]", help="A device, system or YAML file; give it several times.")
+]
 Backends = Annotated[list[str], typer.Option("--backend", help="A backend; give it several times.")]
 
 
@@ -47,7 +57,9 @@ def predict(
             from stablecast.report.program import program_dict, program_text
 
             lowered = session.lowered_alone()
-            typer.echo(jsonlib.dumps(program_dict(lowered, session.name)) if json else program_text(lowered, session.name))
+            typer.echo(
+                jsonlib.dumps(program_dict(lowered, session.name)) if json else program_text(lowered, session.name)
+            )
             return
         prediction = session.predict(on)
     typer.echo(prediction.to_json() if json else prediction.to_csv().rstrip() if csv else repr(prediction))
@@ -107,11 +119,26 @@ def capture(
     opt.writable(output)
     with opt.progress(f"capturing {input}"):
         made = load(
-            input, ArgumentOptions(args, arg, settings), platform=platform or "cuda", mesh=parse_pairs(mesh, "--mesh") or None
+            input,
+            ArgumentOptions(args, arg, settings),
+            platform=platform or "cuda",
+            mesh=parse_pairs(mesh, "--mesh") or None,
         )
         capture_file.write(made, output)
     if json:
-        typer.echo(jsonlib.dumps({"schema": 1, "output": str(output), "bytes": output.stat().st_size, "stage": made.stage.value, "devices": made.num_devices, "platform": made.platform, "arguments": len(made.args)}))
+        typer.echo(
+            jsonlib.dumps(
+                {
+                    "schema": 1,
+                    "output": str(output),
+                    "bytes": output.stat().st_size,
+                    "stage": made.stage.value,
+                    "devices": made.num_devices,
+                    "platform": made.platform,
+                    "arguments": len(made.args),
+                }
+            )
+        )
     else:
         typer.echo(f"{output}: {made!r}")
 
@@ -143,7 +170,7 @@ def run(
         typer.echo(f"stablecast: {name} was called but not captured: {why}", err=True)
     if not recorded.workloads:
         raise InputError(f"{script} called no function with @stablecast.workload", "annotate its step function")
-    predictions = []
+    predictions: list[Prediction] = []
     for name, workload in recorded.workloads.items():
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)

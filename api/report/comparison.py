@@ -19,7 +19,11 @@ def _rows(comparison: "Comparison") -> list[tuple[str, ...]]:
         many = f"{row.devices} x " if row.devices > 1 else ""
         ratio = row.step_time_s / first.step_time_s if first and first.step_time_s else 1.0
         tied = first is not None and row is not first and row.step_time_low_s <= first.step_time_high_s
-        remarks = ["tie with the first" if tied else "", "" if row.fits else "does not fit", "" if row.complete else "incomplete"]
+        remarks = [
+            "tie with the first" if tied else "",
+            "" if row.fits else "does not fit",
+            "" if row.complete else "incomplete",
+        ]
         rows.append(
             (
                 f"{many}{row.system}",
@@ -65,7 +69,9 @@ def comparison_text(comparison: "Comparison") -> str:
 def _assumed(comparison: "Comparison") -> list[str]:
     if not comparison.rows:
         return []
-    common = [text for text in comparison.rows[0].assumptions if all(text in row.assumptions for row in comparison.rows)]
+    common = [
+        text for text in comparison.rows[0].assumptions if all(text in row.assumptions for row in comparison.rows)
+    ]
     lines = ["  assumed for all:", *(f"    {text}" for text in common)] if common else []
     for row in comparison.rows:
         own = [text for text in row.assumptions if text not in common]

@@ -55,11 +55,15 @@ def program_text(program: DeviceProgram, name: str) -> str:
     lines = [
         name,
         f"  one device of {program.num_devices}: {quantity(total.matmul_flops, 'FLOP')} matrix, "
-        f"{quantity(total.vector_flops, 'FLOP')} vector, {quantity(total.nbytes, 'B')} moved, {count(launches)} kernels",
+        f"{quantity(total.vector_flops, 'FLOP')} vector, {quantity(total.nbytes, 'B')} moved, "
+        f"{count(launches)} kernels",
         "  give --on DEVICE for a time",
         "",
     ]
-    moved = [(row.bytes_read + row.bytes_written) * float(runs) for row, runs in zip(program.table.rows, program.table.count, strict=True)]
+    moved = [
+        (row.bytes_read + row.bytes_written) * float(runs)
+        for row, runs in zip(program.table.rows, program.table.count, strict=True)
+    ]
     order = sorted(range(len(moved)), key=lambda index: -moved[index])
     scopes = _scopes(program)
     rows: list[tuple[str, ...]] = [("bytes", "share", "FLOP", "runs", "kernel", "shape", "scope")]
@@ -74,22 +78,30 @@ def program_text(program: DeviceProgram, name: str) -> str:
 def _scopes(program: DeviceProgram) -> dict[int, str]:
     from stablecast.ir.device_program import Kernel
 
-    return {
-        node.row: parse_scope(node.scope).label for node in reversed(program.body) if isinstance(node, Kernel)
-    }
+    return {node.row: parse_scope(node.scope).label for node in reversed(program.body) if isinstance(node, Kernel)}
 
 
 def work_text(counted: Mapping[str, Any], name: str) -> str:
     """The work object as lines; the conventions last."""
     lines = [name]
-    units = {"bytes_read": "B", "bytes_written": "B", "transcendentals": "", "matmul_flops": "FLOP", "vector_flops": "FLOP"}
-    for key, unit in units.items():
-        lines.append(f"  {key.replace('_', ' '):16} {quantity(counted[key], unit):>14}   {counted[key]:,}")
+    units = {
+        "bytes_read": "B",
+        "bytes_written": "B",
+        "transcendentals": "",
+        "matmul_flops": "FLOP",
+        "vector_flops": "FLOP",
+    }
+    lines += [
+        f"  {key.replace('_', ' '):16} {quantity(counted[key], unit):>14}   {counted[key]:,}"
+        for key, unit in units.items()
+    ]
     lines.append(f"  {'complete' if counted['complete'] else 'INCOMPLETE: a lower bound'}")
     for entry in counted.get("unmodelled", ()):
         lines.append(f"  not modelled: {entry['op']} x {entry['count']}, {percent(entry['share'])} of the bytes")
     conventions = counted.get("conventions", {})
-    lines.append("  counted with " + ", ".join(f"{key}={value}" for key, value in conventions.items() if value not in ({}, "")))
+    lines.append(
+        "  counted with " + ", ".join(f"{key}={value}" for key, value in conventions.items() if value not in ({}, ""))
+    )
     return "\n".join(lines)
 
 

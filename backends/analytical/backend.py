@@ -69,8 +69,8 @@ class AnalyticalBackend:
         ]
         if not constants.measured:
             found.append(
-                f"no kernel of architecture {constants.architecture} was measured: constants of kind "
-                f"{constants.kind}, wider ranges"
+                f"no kernel of architecture {constants.architecture} was measured: constants of "
+                f"{constants.like or constants.kind}, wider ranges"
             )
         return tuple(found)
 

@@ -35,12 +35,16 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The constants that hold for one device, by name. `architecture`: its key; `measured`: that key is in the file."""
+    """The constants that hold for one device, by name.
+
+    `architecture`: its key. `measured`: the file states constants of that key. `like`: the architecture it is like.
+    """
 
     architecture: str
     kind: str
     by_name: Mapping[str, Constant]
     measured: bool
+    like: str = ""
 
     def __getitem__(self, name: str) -> float:
         return self.by_name[name].value
@@ -78,7 +82,8 @@ def _resolve(architecture: str, kind: str, path: Path) -> Constants:
             raise InputError(f"{path}: has no constants for devices of kind '{part}'")
         merged |= table[part].constants
     measured = architecture in table and bool(table[architecture].constants)
-    return Constants(architecture, kind, merged, measured)
+    like = table[architecture].like if architecture in table else ""
+    return Constants(architecture, kind, merged, measured, like)
 
 
 @dataclass(frozen=True, slots=True)

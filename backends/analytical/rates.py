@@ -27,6 +27,9 @@ FAMILY_OF_MATH: Final = {
 }
 """Math modes that share efficiency constants; what is not here multiplies on the vector lanes (`fma`)."""
 
+LANE_MODES: Final = frozenset({"vector", "", "int16", "int32", "int64"})
+"""Modes that no matrix unit has: products on the vector lanes, integers at the f32 rate."""
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixRates:
@@ -43,8 +46,8 @@ def one_rate(math: str, in_dtype: str, device: Device) -> tuple[float, bool]:
     Raises `InputError` naming device and mode where the device has no such peak.
     """
     base, passes = PASSES.get(math, (math, 1))
-    if base in ("vector", ""):
-        return device.vector_rate(in_dtype or "f32").value, False
+    if base in LANE_MODES:
+        return device.vector_rate("f64" if in_dtype in ("f64", "c128") else "f32").value, False
     return device.matmul_rate(base).value / passes, base in device.matrix_flops
 
 
@@ -58,7 +61,7 @@ def matrix_rates(math: TextArray, in_dtype: TextArray, device: Device) -> Matrix
         first = int(np.argmax(left))
         name, dtype = str(math[first]), str(in_dtype[first])
         same = left & (math == name)
-        if name in ("vector", ""):
+        if name in LANE_MODES:
             same &= in_dtype == dtype
         left &= ~same
         try:

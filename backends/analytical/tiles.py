@@ -21,6 +21,8 @@ TILES: Final = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 6
 """Tile shapes m x n that libraries choose among; one efficiency constant for each area (`tile.32768`, ...)."""
 
 SPLITS: Final = (1, 2, 4, 8, 16, 32)
+SPLIT_K_MIN: Final = 64.0
+"""Shortest part of k that a block of a split product takes."""
 
 
 def tiled_time(
@@ -45,10 +47,12 @@ def tiled_time(
         for split in SPLITS:
             waves = blocks * (split / cores)
             count = np.maximum(1.0, waves + constants.wave_loss * (np.ceil(waves) - waves))
-            time = count * per_k * (np.ceil(k / split) + constants.fill_k)
-            if split > 1:
-                time = time + constants.split_s + outputs * (4.0 * split + 4.0) / write_rate
-                time = np.where(k >= 64.0 * split, time, np.inf)
+            if split == 1:
+                time = count * per_k * (k + constants.fill_k)
+            else:
+                part = np.maximum(np.ceil(k / split), SPLIT_K_MIN)
+                time = count * per_k * (part + constants.fill_k) + constants.split_s
+                time = time + outputs * (4.0 * split + 4.0) / write_rate
             best = np.minimum(best, time)
     return best
 

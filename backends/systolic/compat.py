@@ -45,7 +45,7 @@ def evaluate_layer(layer: Layer, config: SystolicConfig) -> LayerReport:
     """SCALE-Sim's reports of `layer`; batch, padding, dilation and groups are not part of its model."""
     plan = plan_layer(layer, config)
     grid, user = plan.grid, config.mode == "USER"
-    stream = OfmapStream.of(grid)
+    stream = OfmapStream(grid)
     ifmap_span, filter_span = plan.ifmap.span(), plan.filter.span()
     watch = {*ifmap_span, *filter_span, stream.first_line, stream.last_line}
     ofmap = OfmapBuffer(stream, 1024 * config.ofmap_kb, config.bandwidth if user else config.cols)

@@ -118,56 +118,82 @@ def trapezoid_line(count: int, height: int, width: int) -> int:
     return height + width - 2 - ((isqrt(8 * rest + 1) - 1) >> 1)
 
 
-@dataclass(frozen=True, slots=True)
 class OfmapStream:
-    """When each output word leaves the array: a skewed block per fold, counted without building it."""
+    """When each output word leaves the array: a skewed block per fold, counted without building it.
 
-    grid: FoldGrid
-    total: int
+    `total` words leave in all; ws and is write every partial sum once per row fold. The fold looked at last is kept,
+    since questions come mostly in order.
+    """
 
-    @classmethod
-    def of(cls, grid: FoldGrid) -> OfmapStream:
-        """Output stream of `grid`; ws and is write every partial sum once per row fold."""
-        height = grid.sr if grid.dataflow == "os" else grid.t * grid.row_folds
-        return cls(grid, height * grid.sc)
+    __slots__ = (
+        "_block",
+        "_column",
+        "_end",
+        "_first",
+        "_fold_line",
+        "_head",
+        "_height",
+        "_middle",
+        "_short",
+        "_start",
+        "_width",
+        "grid",
+        "total",
+    )
 
-    def block(self, row_fold: int, col_fold: int) -> tuple[int, int, int]:
-        """(first line within the fold, height, width) of one fold's output block."""
+    def __init__(self, grid: FoldGrid) -> None:
+        os = grid.dataflow == "os"
+        self.grid = grid
+        self._column = grid.sr if os else grid.t * grid.row_folds
+        self._block = grid.rows if os else grid.t
+        self.total = self._column * grid.sc
+        self._enter(0)
+
+    def _enter(self, fold: int) -> None:
+        """Look at `fold`: words before it and with it, line of its first word, and the shape of its block."""
         grid = self.grid
+        col_fold, row_fold = divmod(fold, grid.row_folds)
         width = grid.fold_cols(col_fold)
-        if grid.dataflow == "os":
-            height = grid.fold_rows(row_fold)
-            return grid.t - 1 + grid.rows - height, height, width
-        return 2 * grid.rows - 1, grid.t, width
+        os = grid.dataflow == "os"
+        height = grid.fold_rows(row_fold) if os else grid.t
+        self._fold_line = fold * grid.lines
+        self._start = self._fold_line + (grid.t - 1 + grid.rows - height if os else 2 * grid.rows - 1)
+        self._first = self._column * grid.cols * col_fold + self._block * width * row_fold
+        self._end = self._first + height * width
+        self._height, self._width = height, width
+        self._short = min(height, width)
+        self._head = self._short * (self._short + 1) >> 1
+        self._middle = self._head + abs(height - width) * self._short
 
     def line_of(self, count: int) -> int:
-        """Line of the `count`-th output word (1-based)."""
-        grid = self.grid
-        os = grid.dataflow == "os"
-        column = (grid.sr if os else grid.t * grid.row_folds) * grid.cols
-        col_fold = (count - 1) // column
-        rest = count - col_fold * column
-        width = min(grid.cols, grid.sc - col_fold * grid.cols)
-        block = (grid.rows if os else grid.t) * width
-        row_fold = (rest - 1) // block
-        rest -= row_fold * block
-        start, height, width = self.block(row_fold, col_fold)
-        return (col_fold * grid.row_folds + row_fold) * grid.lines + start + trapezoid_line(rest, height, width)
+        """Line of the `count`-th output word (1-based); past the last word, the line behind the run."""
+        if not self._first < count <= self._end:
+            if count > self.total:
+                return self.grid.total_lines
+            columns = self._column * self.grid.cols
+            col_fold = (count - 1) // columns
+            width = self.grid.fold_cols(col_fold)
+            self._enter(col_fold * self.grid.row_folds + (count - 1 - col_fold * columns) // (self._block * width))
+        rest = count - self._first
+        if self._head < rest <= self._middle:
+            return self._start + self._short - 1 - (self._head - rest) // self._short
+        return self._start + trapezoid_line(rest, self._height, self._width)
 
     def count_before(self, line: int) -> int:
         """Output words that left the array in lines before `line`."""
-        grid = self.grid
-        fold, offset = divmod(line, grid.lines)
-        if fold >= grid.folds:
-            return self.total
-        if fold < 0:
-            return 0
-        col_fold, row_fold = divmod(fold, grid.row_folds)
-        os = grid.dataflow == "os"
-        start, height, width = self.block(row_fold, col_fold)
-        before = (grid.sr if os else grid.t * grid.row_folds) * grid.cols * col_fold
-        before += (grid.rows if os else grid.t) * width * row_fold
-        return before + trapezoid(offset - start, height, width)
+        if not 0 <= line - self._fold_line < self.grid.lines:
+            fold = line // self.grid.lines
+            if fold >= self.grid.folds:
+                return self.total
+            if fold < 0:
+                return 0
+            self._enter(fold)
+        t = line - self._start
+        if t <= 0:
+            return self._first
+        if self._short <= t <= max(self._height, self._width):
+            return self._first + self._head + (t - self._short) * self._short
+        return self._first + trapezoid(t, self._height, self._width)
 
     @property
     def first_line(self) -> int:

@@ -13,21 +13,27 @@ from stablecast.backends.systolic.geometry import OfmapStream
 
 
 class OfmapBuffer:
-    """State of the output buffer of one layer. Lines and cycles are SCALE-Sim's, 0-based."""
+    """State of the output buffer of one layer. Lines and cycles are SCALE-Sim's, 0-based.
+
+    Words are taken in lazily: the state stands at the last drain or wait, and `_trigger_line`, the line of the word
+    that could start the next drain, bounds the next event from below. Lines before `_seen` are settled: a later stall
+    does not change when their words came.
+    """
 
     __slots__ = (
         "_appended",
         "_bandwidth",
         "_blanks",
         "_closed_rows",
-        "_cycle",
         "_drain_rows",
         "_drained_rows",
         "_free",
-        "_line",
+        "_full_line",
         "_open",
+        "_seen",
         "_stream",
         "_threshold",
+        "_trigger_line",
         "drain_end",
         "first_drain",
         "last_drain",
@@ -45,13 +51,17 @@ class OfmapBuffer:
         self._open = 0
         self._closed_rows = 0
         self._drained_rows = 0
+        self._seen = 0
         self._blanks: deque[tuple[int, int]] = deque()
-        self._line = -1
-        self._cycle = -1
         self.drain_end = 0
         self.first_drain: int | None = None
         self.last_drain = 0
         self.writes = 0
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        self._trigger_line = self._stream.line_of(self._appended + max(1, self._free - self._threshold + 1))
+        self._full_line = -1
 
     def advance(self, stop: int, stall: int) -> tuple[int, int]:
         """Take in the words of the lines before `stop`, each line at cycle `line + stall`.
@@ -59,58 +69,50 @@ class OfmapBuffer:
         Returns (line, wait): the first line that had to wait for a drain and by how many cycles, after which the
         caller calls again with its new stall; (-1, 0) when `stop` was reached without a wait.
         """
-        target = self._stream.count_before(stop)
-        while self._appended < target:
-            if not self._step(target, stall):
-                break
-            if self._cycle > self._line + stall:
-                self._rest_of_line(self._stream.count_before(self._line + 1))
-                return self._line, self._cycle - self._line - stall
+        while self._trigger_line < stop:
+            line = self._trigger_line
+            free_line = max(self.drain_end - stall, self._seen)
+            word = self._appended + max(1, self._free - self._threshold + 1)
+            if line < free_line:
+                if self._full_line < 0:
+                    self._full_line = self._stream.line_of(self._appended + max(1, self._free))
+                if self._full_line < free_line:
+                    if self._full_line >= stop:
+                        break
+                    return self._wait(stall)
+                word = max(word, self._stream.count_before(free_line) + 1)
+                line = self._stream.line_of(word)
+                if line >= stop:
+                    break
+            self._append(word - self._appended)
+            self._drain(line + stall)
+            self._look_ahead()
+        self._seen = stop
         return -1, 0
 
-    def _step(self, target: int, stall: int) -> bool:
-        """Go to the next drain or full buffer within `target` words; False when there is none."""
-        stream, appended, free = self._stream, self._appended, self._free
-        trigger = appended + max(1, free - self._threshold + 1)
-        free_line = self.drain_end - stall
-        if stream.line_of(min(trigger, target)) < free_line:
-            before = stream.count_before(free_line)
-            full = appended + max(1, free)
-            if full <= min(before, target):
-                self._append(full - appended)
-                self._line = stream.line_of(full)
-                self._cycle = self.drain_end
-                return True
-            trigger = max(trigger, before + 1)
-        if trigger > target:
-            self._append(target - appended)
-            return False
-        self._append(trigger - appended)
-        self._line = stream.line_of(trigger)
-        self._cycle = self._line + stall
-        self._drain(self._cycle)
-        return True
-
-    def _rest_of_line(self, end: int) -> None:
-        """Take in the words of a line that has already waited: all of them at the cycle the wait ended."""
+    def _wait(self, stall: int) -> tuple[int, int]:
+        """The buffer is full at `_full_line`: that line goes on when the drain ends, and may drain and wait again."""
+        line = self._full_line
+        end = self._stream.count_before(line + 1)
+        self._append(max(1, self._free))
+        cycle = self.drain_end
         while self._appended < end:
-            if self._cycle < self.drain_end:
-                step = max(1, self._free)
-                if self._appended + step > end:
-                    self._append(end - self._appended)
-                    return
-                self._append(step)
-                self._cycle = self.drain_end
-                continue
-            step = max(1, self._free - self._threshold + 1)
+            step = max(1, self._free if cycle < self.drain_end else self._free - self._threshold + 1)
             if self._appended + step > end:
-                self._append(end - self._appended)
-                return
+                break
             self._append(step)
-            self._drain(self._cycle)
+            if cycle < self.drain_end:
+                cycle = self.drain_end
+            else:
+                self._drain(cycle)
+        # what is left of the line is taken in at the time it was served, so that nothing of it happens later
+        self._append(end - self._appended)
+        self._look_ahead()
+        return line, cycle - line - stall
 
     def finish(self, cycle: int) -> None:
-        """Drain what is left, in blocks one after the other from `cycle` on."""
+        """Take in the rest and drain it, in blocks one after the other from `cycle` on."""
+        self._append(self._stream.total - self._appended)
         self._close_row()
         while self._drained_rows < self._closed_rows:
             self._drain(cycle)

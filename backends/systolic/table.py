@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from stablecast.backends.systolic.config import (
@@ -142,14 +143,20 @@ class _Row:
         """The layer of this row."""
         name = self.cells.get("id") or self.where
         kind = self.choice("kind", "gemm" if "ifmap_h" not in self.cells else "conv", ("conv", "gemm"))
-        sparse = {"sparse_n": self.number("nnz_n"), "sparse_m": self.number("block_m")} if self.sparse else {}
-        if sparse and sparse["sparse_n"] > sparse["sparse_m"]:
-            ratio = f"{sparse['sparse_n']}:{sparse['sparse_m']}"
-            raise InputError(f"{self.where}: nnz_n:block_m = {ratio}", "allowed: nnz_n <= block_m")
-        if kind == "gemm":
-            names = ("M", "N", "K") if self.cells.get("M") else ("ifmap_h", "num_filters", "ifmap_w")
-            m, n, k = (self.number(column) for column in names)
-            return Layer(name, m, k, 1, k, 1, n, kind="gemm", where=self.where, **sparse)
+        layer = self._product(name) if kind == "gemm" else self._convolution(name)
+        if not self.sparse:
+            return layer
+        kept, block = self.number("nnz_n"), self.number("block_m")
+        if kept > block:
+            raise InputError(f"{self.where}: nnz_n:block_m = {kept}:{block}", "allowed: nnz_n <= block_m")
+        return replace(layer, sparse_n=kept, sparse_m=block)
+
+    def _product(self, name: str) -> Layer:
+        names = ("M", "N", "K") if self.cells.get("M") else ("ifmap_h", "num_filters", "ifmap_w")
+        m, n, k = (self.number(column) for column in names)
+        return Layer.gemm(name, m, n, k, where=self.where)
+
+    def _convolution(self, name: str) -> Layer:
         sizes = ("ifmap_h", "ifmap_w", "filt_h", "filt_w", "channels", "num_filters", "stride")
         values = [self.number(column) for column in sizes]
         for window, size, column in ((values[2], values[0], "filt_h"), (values[3], values[1], "filt_w")):
@@ -157,9 +164,7 @@ class _Row:
                 raise InputError(f"{self.where}: {column} = {window} is larger than the input", f"allowed: 1 to {size}")
         ifmap_h, ifmap_w, filter_h, filter_w, channels, filters, stride = values
         stride_w = self.number("stride_w", stride)
-        return Layer(
-            name, ifmap_h, ifmap_w, filter_h, filter_w, channels, filters, stride, stride_w, where=self.where, **sparse
-        )
+        return Layer(name, ifmap_h, ifmap_w, filter_h, filter_w, channels, filters, stride, stride_w, where=self.where)
 
     def config(self) -> SystolicConfig:
         """The array of this row."""

@@ -55,8 +55,7 @@ class Buffers:
                 continue
             if op.name not in _CONSTANTS:
                 owned.update(op.results)
-            for result in op.results:
-                roots[result] = result
+            roots.update(zip(op.results, op.results, strict=True))
         for value in self._block.returns:
             last[roots.get(value, value)] = len(self._block.ops)
         self._owned = owned

@@ -14,7 +14,6 @@ from stablecast.ir.types import TensorType, ValueType
 _CONTROL_KINDS = frozenset({DTypeKind.INT, DTypeKind.UINT, DTypeKind.BOOL})
 _COMPOSITES = frozenset({"stablehlo.composite", "mhlo.composite"})
 _CUSTOM_CALLS = frozenset({"stablehlo.custom_call", "mhlo.custom_call"})
-_CONTROL_WORK = OpWork()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +69,24 @@ class Context:
         if entry.kind is Kind.STRUCTURE:
             raise InputError(f"{op.name} is control flow: the work of its parts is asked for one by one")
         if entry.rule is None or (entry.control and is_control(op)):
-            return _CONTROL_WORK
+            return OpWork(reads=(0,) * len(op.operands), writes=(0,) * len(op.results))
         work = entry.rule(op, self)
         if not work.reads and not work.writes and op.name in (_CUSTOM_CALLS | _COMPOSITES):
             work = replace(work, reads=reads_of(op), writes=writes_of(op))
         if entry.in_place and not in_place:
             return with_copy(op, work)
         return work
+
+    def scalar_scan(self, op: Op, trips: int) -> OpWork:
+        """A scan whose body takes scalars: a running reduction of `trips` elements."""
+        cost = self.body_cost(op.regions[0])
+        return OpWork(
+            vector_flops=trips * cost.flops,
+            transcendentals=trips * cost.transcendentals,
+            reads=reads_of(op),
+            writes=writes_of(op),
+            klass=KernelClass.REDUCTION,
+        )
 
     def body_cost(self, block: Block) -> BodyCost:
         """One application of the scalar body of a reduction, sort, map or scatter."""
@@ -125,7 +135,7 @@ def check_static(op: Op) -> None:
     for kind in (*op.operand_types, *op.result_types):
         if kind.is_dynamic:
             where = f" at {op.location.source}" if op.location.source else ""
-            raise InputError(f"{op.name}{where} has the dynamic shape {kind}", "bind its dimensions, as in --dim batch=16")
+            raise InputError(f"{op.name}{where} has the dynamic shape {kind}", "export it with fixed shapes")
 
 
 def tensor(kind: ValueType) -> TensorType:

@@ -96,7 +96,8 @@ class _Finder:
             known.update(_passed(op.results, returned))
         elif op.name.endswith(".while"):
             body = op.regions[1]
-            kept = [known.get(op.operands[i]) if value == body.args[i] else None for i, value in enumerate(body.returns)]
+            carried = zip(op.operands, body.args, body.returns, strict=True)
+            kept = [known.get(operand) if value == arg else None for operand, arg, value in carried]
             self.block(body, {**known, **_passed(body.args, kept)}, path)
         elif op.name.endswith((".case", ".if")):
             for region in op.regions:
@@ -256,6 +257,7 @@ def _moves(op: Op, name: str, old: tuple[int, ...], new: tuple[int, ...]) -> Map
         dims: tuple[int, ...] = op.attrs["broadcast_dimensions"]
         return {axis: place for axis, place in enumerate(dims) if old[axis] == new[place]}
     before = np.cumprod((1, *old)).tolist()
-    after = {(int(start), size): place for place, (start, size) in enumerate(zip(np.cumprod((1, *new)), new, strict=False))}
+    starts = zip(np.cumprod((1, *new)).tolist(), new, strict=False)
+    after = {start_and_size: place for place, start_and_size in enumerate(starts)}
     places = ((axis, after.get((before[axis], size))) for axis, size in enumerate(old) if size != 1)
     return {axis: place for axis, place in places if place is not None}

@@ -17,7 +17,8 @@ Generated from the work rules; do not edit. `python -m stablecast.ir.accounting.
 
 1 multiply-add = 2 FLOP. Matrix FLOPs are those of products, convolutions and factorisations; vector FLOPs everything
 else; transcendentals stand apart. Unless a row says otherwise, an op reads its operands and writes its results once,
-sub-byte types packed. Arithmetic on rank-0 integers and booleans is loop and address control: 0 FLOP, 0 B.
+sub-byte types packed. An `mhlo` op of the same name has the same rule. Arithmetic on rank-0 integers and booleans is
+loop and address control: 0 FLOP, 0 B.
 
 Basis: `exact` counts, `formula` estimates by the formula given, `opaque` knows only the bytes and marks the total
 incomplete. An op that is not listed is opaque.
@@ -63,18 +64,18 @@ def markdown() -> str:
     known = {dialect for dialects in titles.values() for dialect in dialects}
     text = [_HEADER]
     for title, dialects in titles.items():
-        chosen = [
-            row
-            for row in rows
-            if not row.op.startswith("@") and (_dialect(row) in dialects or (not dialects and _dialect(row) not in known))
-        ]
+        chosen = [row for row in rows if _title_dialect(row, known) in (dialects or ("",))]
         text.append(f"\n## {title}\n\n{_grouped(chosen)}")
     text.append(f"\n## Custom-call targets\n\n{_grouped([row for row in rows if row.op.startswith('@')])}")
     return "".join(text)
 
 
-def _dialect(row: Support) -> str:
-    return row.op.partition(".")[0]
+def _title_dialect(row: Support, known: set[str]) -> str:
+    """The dialect that a table is for, empty for other ops, `@` for targets."""
+    dialect = row.op.partition(".")[0]
+    if row.op.startswith("@"):
+        return "@"
+    return dialect if dialect in known else ""
 
 
 def _grouped(rows: Iterable[Support]) -> str:
@@ -89,8 +90,12 @@ def _grouped(rows: Iterable[Support]) -> str:
 
 
 def _merged(names: list[str]) -> list[str]:
-    """A `mhlo` op beside the `stablehlo` op of the same name goes without saying; the rest are listed."""
-    return [name for name in names if not (name.startswith("mhlo.") and name.replace("mhlo.", "stablehlo.", 1) in names)]
+    """Leaves out an `mhlo` op beside the `stablehlo` op of the same name."""
+    return [name for name in names if name.replace("mhlo.", "stablehlo.", 1) == name or _twin(name) not in names]
+
+
+def _twin(name: str) -> str:
+    return name.replace("mhlo.", "stablehlo.", 1) if name.startswith("mhlo.") else name
 
 
 def main(path: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """An affine function of the indices: sum of `coefficients` x index + `constant`; as a condition, that it is >= 0."""
+    """An affine function of the indices: sum of `coefficients` x index + `constant`; as a condition: it is >= 0."""
 
     coefficients: tuple[int, ...]
     constant: int

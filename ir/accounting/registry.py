@@ -1,6 +1,6 @@
 """Which rule gives the work of which op: keyed by the op's full name, and by target for custom calls and composites."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -117,11 +117,10 @@ def part(*names: str, notes: str) -> None:
         OPS.add(Entry(name, Kind.PART, notes=notes))
 
 
-def refused(names: Iterable[str] | Mapping[str, str], reason: str = "") -> None:
-    """Register ops that no work is given for, with the reason."""
+def refused(*names: str, reason: str) -> None:
+    """Register ops that no work is given for: they are opaque, with the reason."""
     for name in names:
-        why = names[name] if isinstance(names, Mapping) else reason
-        OPS.add(Entry(name, Kind.REFUSED, basis=Basis.OPAQUE, notes=why))
+        OPS.add(Entry(name, Kind.REFUSED, basis=Basis.OPAQUE, notes=reason))
 
 
 def register_work(

@@ -54,7 +54,11 @@ def annotation(op: Op, context: Context) -> OpWork:
 
 
 @register_work(
-    "MoveToHost", "MoveToDevice", klass=KernelClass.COPY, basis=Basis.FORMULA, notes="its operand once, over the host link"
+    "MoveToHost",
+    "MoveToDevice",
+    klass=KernelClass.COPY,
+    basis=Basis.FORMULA,
+    notes="its operand once, over the host link",
 )
 def host_copy(op: Op, context: Context) -> OpWork:
     return OpWork(
@@ -99,10 +103,7 @@ def gemm(op: Op, context: Context) -> OpWork:
     inner = section(config, "gemm_backend_config") or section(config, "onednn_matmul_config") or config
     out, lhs, rhs = result_of(op), tensor(op.operand_types[0]), tensor(op.operand_types[1])
     contracted = integers(section(inner, "dot_dimension_numbers"), "lhs_contracting_dimensions")
-    if contracted:
-        k = float(math.prod(lhs.shape[axis] for axis in contracted))
-    else:
-        k = contracted_size(lhs, rhs, out)
+    k = math.prod(lhs.shape[axis] for axis in contracted) if contracted else contracted_size(lhs, rhs, out)
     return OpWork(
         matmul_flops=flops_per_multiply_add(op) * out.elements * k,
         vector_flops=_EPILOGUES.get(str(inner.get("epilogue", "")), 0) * out.elements,
@@ -294,9 +295,7 @@ def layer_norm(op: Op, context: Context) -> OpWork:
 )
 def softmax(op: Op, context: Context) -> OpWork:
     elements = op.operand_types[0].elements
-    return OpWork(
-        vector_flops=4 * elements, transcendentals=elements, klass=KernelClass.REDUCTION, basis=Basis.FORMULA
-    )
+    return OpWork(vector_flops=4 * elements, transcendentals=elements, klass=KernelClass.REDUCTION, basis=Basis.FORMULA)
 
 
 @register_work(

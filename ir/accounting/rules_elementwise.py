@@ -1,7 +1,7 @@
 """Elementwise ops: one vector FLOP, or one transcendental, per element of the result.
 
-Which ops are transcendental follows XLA's own cost analysis (openxla, HloCostAnalysis::HandleElementwiseOp), extended to
-the CHLO functions that expand to polynomials. Complex elements count their real operations.
+Which ops are transcendental follows XLA's own cost analysis (openxla, HloCostAnalysis::HandleElementwiseOp), extended
+to the CHLO functions that expand to polynomials. Complex elements count their real operations.
 """
 
 from stablecast.ir.accounting.context import Context, reads_of, tensor, writes_of

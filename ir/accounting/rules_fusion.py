@@ -1,6 +1,6 @@
 """Fusions that a compiler made: the FLOPs inside, the bytes at the boundary."""
 
-from stablecast.ir.accounting.context import Context
+from stablecast.ir.accounting.context import Context, opaque
 from stablecast.ir.accounting.registry import rule
 from stablecast.ir.accounting.values import Basis, OpWork
 from stablecast.ir.kernels import KernelClass
@@ -24,12 +24,22 @@ _ALIASES = frozenset({"stablehlo.reshape", "mhlo.reshape", "mhlo.bitcast", "mhlo
 @rule("mhlo.fusion", notes="FLOPs of its region; bytes at its boundary, where slices and updates count what they touch")
 def fusion(op: Op, context: Context) -> OpWork:
     """A region argument that only slices, gathers or in-place updates use counts what these touch of it."""
-    if not op.regions or not op.regions[0].ops:
-        function = context.program.functions.get(op.callee)
-        if function is None:
-            return OpWork(reads=(), writes=(), basis=Basis.OPAQUE, note="a fusion without a body")
-        return fused(op, function.body, context)
-    return fused(op, op.regions[0], context)
+    block = _body(op, context)
+    return opaque(op, "a fusion without a body") if block is None else fused(op, block, context)
+
+
+def _body(op: Op, context: Context) -> Block | None:
+    """The region of a fusion, or the function that it or its region's only op calls."""
+    functions = context.program.functions
+    if op.callee in functions:
+        return functions[op.callee].body
+    region = op.regions[0] if op.regions else None
+    if region is None or not region.ops:
+        return None
+    only = region.ops[0]
+    if len(region.ops) == 1 and only.callee in functions and only.operands == region.args:
+        return functions[only.callee].body
+    return region
 
 
 def fused(op: Op, block: Block, context: Context) -> OpWork:

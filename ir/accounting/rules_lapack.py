@@ -1,7 +1,7 @@
 """Dense linear algebra that frameworks leave to LAPACK, cuSOLVER, hipSOLVER or XLA's own expanders.
 
-Counts are those of LAPACK Working Note 41 and of Golub and Van Loan, Matrix Computations (4th ed., figures 5.2, 8.3, 8.6
-and section 7.5); they are matrix FLOPs, as blocked algorithms spend them in products.
+Counts are those of LAPACK Working Note 41 and of Golub and Van Loan, Matrix Computations (4th ed.); they are matrix
+FLOPs, as blocked algorithms spend them in products.
 """
 
 from collections.abc import Callable, Iterable
@@ -77,9 +77,7 @@ def _svd(op: Op, m: float, n: float) -> float:
     return 4 * p * p * q + 8 * p * q * q + 9 * q**3 if with_vectors else 4 * p * q * q - 4 * q**3 / 3
 
 
-_register(
-    [*_lapack("potrf"), *_gpu("potrf", "potrf_batched")], "Cholesky: n^3/3", lambda op, m, n: n**3 / 3
-)
+_register([*_lapack("potrf"), *_gpu("potrf", "potrf_batched")], "Cholesky: n^3/3", lambda op, m, n: n**3 / 3)
 _register(
     [
         *_lapack("getrf"),

@@ -44,16 +44,15 @@ def cholesky(op: Op, context: Context) -> OpWork:
     *hlo("triangular_solve"),
     klass=KernelClass.CUSTOM,
     basis=Basis.FORMULA,
-    notes="n^2 matmul FLOPs per right-hand side; reads half of the matrix",
+    notes="n^2 matmul FLOPs per right-hand side",
 )
 def triangular_solve(op: Op, context: Context) -> OpWork:
-    """LAPACK Working Note 41: n^2 m for m right-hand sides; only the triangle is read."""
+    """LAPACK Working Note 41: n^2 m for m right-hand sides."""
     matrix, rhs = tensor(op.operand_types[0]), tensor(op.operand_types[1])
     n = matrix.shape[-1]
-    triangle = matrix.dtype.nbytes(matrix.elements // n * (n + 1) // 2) if n else 0
     return OpWork(
         matmul_flops=complex_factor(matrix) * rhs.elements * n,
-        reads=(triangle, rhs.nbytes),
+        reads=reads_of(op),
         writes=writes_of(op),
         klass=KernelClass.CUSTOM,
         basis=Basis.FORMULA,

@@ -15,13 +15,12 @@ structure("func.call", "call", notes="the work of the function, at every call")
 structure(*hlo("composite"), notes="its decomposition, unless a rule is registered for its name")
 structure("sdy.manual_computation", notes="body x devices along its manual axes, as the program is still global")
 structure("sdy.named_computation", notes="its body or function")
-structure("chlo.scan", "mhlo.scan", notes="body x length of the scanned dimension; inputs and outputs once")
+structure("chlo.scan", "mhlo.scan", notes="body x length of the scanned dimension")
 structure(*hlo("async_start"), notes="the computation that it starts")
-structure("mhlo.async_update", notes="counted at async_start")
 part(*hlo("return"), "func.return", "sdy.return", "sdy.mesh", "func.func", notes="no work of its own")
 
 
-@rule(*hlo("async_done"), klass=KernelClass.COPY, notes="counted at async_start")
+@rule(*hlo("async_done"), "mhlo.async_update", klass=KernelClass.COPY, notes="counted at async_start")
 def async_done(op: Op, context: Context) -> OpWork:
     return OpWork(reads=(0,) * len(op.operands), writes=(0,) * len(op.results), klass=KernelClass.COPY)
 

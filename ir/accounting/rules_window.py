@@ -135,9 +135,7 @@ def _is_prefix(op: Op) -> list[int]:
     rank = len(shape)
     padding = op.attrs.get("padding") or ((0, 0),) * rank
     window = _ints(op, "window_dimensions", rank)
-    plain = [
-        _ints(op, name, rank) for name in ("window_strides", "base_dilations", "window_dilations")
-    ]
+    plain = [_ints(op, name, rank) for name in ("window_strides", "base_dilations", "window_dilations")]
     return [
         axis
         for axis in range(rank)

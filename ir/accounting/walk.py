@@ -165,11 +165,14 @@ class Walker:
         return self.context.conventions.loops
 
     def _scan(self, op: Op) -> Tally:
-        """`chlo.scan` runs its body once for each slice along `scan_dimension` of its inputs."""
+        """Its body runs once for each slice along `dimension` of its inputs; a scalar body is no loop control."""
         first = op.operand_types[0]
-        axis = int(op.attrs.get("dimension", op.attrs.get("scan_dimension", 0)))
+        axis = int(op.attrs.get("dimension", 0))
         trips = first.shape[axis] if isinstance(first, TensorType) and first.shape else 1
-        return self.block(op.regions[0], set(op.regions[0].args)).times(trips)
+        body = op.regions[0]
+        if all(not kind.shape for kind in body.arg_types if isinstance(kind, TensorType)):
+            return Tally.of({self._variant(op, "scan", self.context.scalar_scan(op, trips)): 1})
+        return self.block(body, set(body.args)).times(trips)
 
     def _manual_devices(self, op: Op) -> int:
         program = self.context.program

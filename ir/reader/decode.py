@@ -1,7 +1,7 @@
 """MLIR types and attributes to plain values, each distinct one decoded once."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -39,6 +39,8 @@ class Decoder:
         self._source = source
         self._types: dict[Any, ValueType] = {}
         self._attributes: dict[Any, Any] = {}
+        self._meshes: dict[str, Mesh] = {}
+        self.saw_mesh_groups = False
         self._named = self._named_decoders()
 
     def type(self, mlir_type: Any) -> ValueType:
@@ -127,7 +129,8 @@ class Decoder:
             return Dense((value,) if value is not None else None, splat=True)
         shape = ir.ShapedType(attribute.type).shape
         if int(np.prod(shape)) <= SMALL and isinstance(attribute, (ir.DenseIntElementsAttr, ir.DenseFPElementsAttr)):
-            return Dense(tuple(attribute), splat=False)
+            elements: Any = attribute
+            return Dense(tuple(elements), splat=False)
         return Dense(None, splat=False)
 
     def _named_decoders(self) -> Mapping[str, Callable[[Any], Any]]:
@@ -146,7 +149,7 @@ class Decoder:
             "edge_padding_low": self._ints,
             "edge_padding_high": self._ints,
             "interior_padding": self._ints,
-            **{name: self._ints for name in _INT_LISTS},
+            **dict.fromkeys(_INT_LISTS, self._ints),
             "sdy.sharding": self._shardings,
             "sharding": self._shardings,
             "in_shardings": self._shardings,
@@ -236,7 +239,7 @@ class Decoder:
         if isinstance(attribute, self._ir.DenseElementsAttr):
             return tuple(int(value) for value in np.asarray(attribute).reshape(-1))
         value = self.plain(attribute)
-        return tuple(value) if isinstance(value, tuple) else (value,)
+        return cast("tuple[int, ...]", value) if isinstance(value, tuple) else (value,)
 
     def _table(self, attribute: Any) -> tuple[tuple[int, ...], ...]:
         if not isinstance(attribute, self._ir.DenseElementsAttr):
@@ -253,11 +256,31 @@ class Decoder:
         return _text(attribute)
 
     def _mesh_groups(self, attribute: Any) -> groups.Groups:
-        form = self._hlo.ReplicaGroupMeshAxesAttr(attribute)
-        mesh = self._hlo.MeshAttr(form.mesh)
-        axes = [(axis.name, axis.size) for axis in map(self._hlo.MeshAxisAttr, mesh.axes)]
-        along = [self._hlo.AxisRefAttr(axis).name for axis in self._ir.ArrayAttr(form.axes)]
-        return groups.over_axes("mesh", axes, along)
+        form: Any = self._hlo.ReplicaGroupMeshAxesAttr(attribute)
+        self.saw_mesh_groups = True
+        if isinstance(form.mesh, self._ir.FlatSymbolRefAttr):
+            name = form.mesh.value
+            if name not in self._meshes:
+                raise InputError(
+                    f"{self._source}: replica groups over mesh '@{name}', which the module does not define"
+                )
+            axes, device_ids = self._meshes[name].axes, self._meshes[name].device_ids
+        else:
+            mesh: Any = self._hlo.MeshAttr(form.mesh)
+            name, device_ids = "mesh", ()
+            axes = tuple((axis.name, axis.size) for axis in map(self._hlo.MeshAxisAttr, mesh.axes))
+        along = [self._axis_part(self._hlo.AxisRefAttr(axis)) for axis in self._ir.ArrayAttr(form.axes)]
+        found = groups.over_parts(name, axes, along)
+        if not device_ids:
+            return found
+        places = np.arange(found.num_devices).reshape(found.dims).transpose(found.permutation)
+        return groups.from_lists(np.asarray(device_ids)[places].reshape(found.count, found.size))
+
+    def _axis_part(self, axis: Any) -> tuple[str, tuple[int, int] | None]:
+        if axis.sub_axis_info is None:
+            return axis.name, None
+        info = self._hlo.SubAxisInfoAttr(axis.sub_axis_info)
+        return axis.name, (info.pre_size, info.size)
 
     def _shardings(self, attribute: Any) -> tuple[Sharding, ...]:
         sdy = self._sdy
@@ -288,8 +311,9 @@ class Decoder:
         return Axis(axis.name, (info.pre_size, info.size))
 
     def mesh(self, attribute: Any, name: str) -> Mesh:
-        """An `sdy.mesh`."""
-        return _mesh_of(attribute, name)
+        """An `sdy.mesh`, which replica groups may name from then on."""
+        found = self._meshes[name] = _mesh_of(attribute, name)
+        return found
 
 
 _INT_LISTS = (

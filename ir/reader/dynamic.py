@@ -10,7 +10,7 @@ from stablecast.ir.reader.module import read
 from stablecast.ir.types import DYNAMIC, TensorType
 
 _SIZE_OPS = frozenset({"stablehlo.get_dimension_size", "mhlo.get_dimension_size"})
-_PASSES = "stablehlo-refine-arguments{{types={types}}},stablehlo-refine-shapes,func.func(stablehlo-canonicalize-dynamism)"
+_REFINEMENT = "stablehlo-refine-shapes,func.func(stablehlo-canonicalize-dynamism)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,8 @@ def _refined(data: bytes, source: str, program: Program, sizes: Mapping[tuple[in
         stablehlo.register_stablehlo_passes()
         texts = [_sized(str(kind), index, sizes) for index, kind in enumerate(types)]
         try:
-            PassManager.parse(f"builtin.module({_PASSES.format(types=','.join(texts))})").run(module.operation)
+            passes = f"stablehlo-refine-arguments{{types={','.join(texts)}}},{_REFINEMENT}"
+            PassManager.parse(f"builtin.module({passes})").run(module.operation)
         except (ir.MLIRError, ValueError) as error:
             reason = mlir.first_diagnostic(error)
             raise InputError(f"{source} does not take these sizes: {reason}", "check the values of --dim") from None

@@ -10,11 +10,12 @@ class LocationReader:
     """Decodes locations, each distinct one once.
 
     The outermost name of a location is the scope; names below it are the functions of the call stack, whose
-    innermost frame gives file and line.
+    innermost frame gives file and line. `source`: name of the module, for places in its own text.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: str) -> None:
         self._ir = bindings()
+        self._source = source
         self._known: dict[Any, Location] = {}
         self._frames: dict[Any, tuple[str, int]] = {}
 
@@ -37,7 +38,7 @@ class LocationReader:
             parts = [self._decode(part) for part in location.locations]
             return next((part for part in parts if part.scope), parts[0] if parts else UNKNOWN_LOCATION)
         if isinstance(location, ir.FileLineColLoc):
-            return Location("", location.filename, location.start_line)
+            return Location("", *self._place(location))
         return UNKNOWN_LOCATION
 
     def _frame(self, location: Any) -> tuple[str, int]:
@@ -47,10 +48,15 @@ class LocationReader:
             found = self._frames[key] = self._decode_frame(location)
         return found
 
+    def _place(self, location: Any) -> tuple[str, int]:
+        """File and line; the text of the module itself goes by the name that it was read under."""
+        filename = location.filename
+        return (self._source if filename == "-" else filename), location.start_line
+
     def _decode_frame(self, location: Any) -> tuple[str, int]:
         ir = self._ir
         if isinstance(location, ir.FileLineColLoc):
-            return location.filename, location.start_line
+            return self._place(location)
         if isinstance(location, ir.NameLoc):
             return self._frame(location.child_loc)
         if isinstance(location, ir.CallSiteLoc):

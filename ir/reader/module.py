@@ -1,7 +1,7 @@
 """The reader: one memoising walk over an MLIR module to our typed program."""
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from stablecast.ir import mlir
 from stablecast.ir.errors import InputError
@@ -22,7 +22,7 @@ from stablecast.ir.reader.locations import LocationReader
 from stablecast.ir.types import Count, Symbol, ValueType
 
 _TERMINATORS = frozenset({"stablehlo.return", "func.return", "sdy.return", "mhlo.return"})
-_CALLEE_ATTRIBUTES = ("callee", "decomposition", "call_target", "fused_computation")
+_CALLEE_ATTRIBUTES = ("callee", "decomposition", "call_target", "fused_computation", "called_computation")
 _SHARDING_ATTRIBUTES = ("sdy.sharding", "mhlo.sharding")
 
 
@@ -48,7 +48,7 @@ class _ModuleReader:
         self._module = module
         self._source = source
         self._decoder = Decoder(source)
-        self._locate = LocationReader()
+        self._locate = LocationReader(source)
         self._decoded: dict[Any, _Decoded] = {}
         self._signatures: dict[Any, int] = {}
         self._empty = _Decoded(NO_ATTRIBUTES, (), "", 0)
@@ -78,7 +78,9 @@ class _ModuleReader:
                 meshes.append(self._decoder.mesh(op.attributes["mesh"], label))
         entry = self._entry(functions, public)
         if not functions[entry].body.ops and not functions[entry].body.returns:
-            raise InputError(f"{self._source}: function @{entry} is empty", "give a module whose entry computes something")
+            raise InputError(
+                f"{self._source}: function @{entry} is empty", "give a module whose entry computes something"
+            )
         return self._assemble(functions, entry, tuple(meshes))
 
     def _assemble(self, functions: dict[str, Function], entry: str, meshes: tuple[Mesh, ...]) -> Program:
@@ -102,6 +104,8 @@ class _ModuleReader:
 
     def _stage(self, partitions: int, meshes: tuple[Mesh, ...]) -> Stage:
         if partitions == 1:
+            return Stage.PER_DEVICE
+        if self._decoder.saw_mesh_groups and not self._annotated["sdy"]:
             return Stage.PER_DEVICE
         if meshes or self._annotated["sdy"]:
             return Stage.GLOBAL_SDY
@@ -129,7 +133,9 @@ class _ModuleReader:
         blocks = list(op.regions[0].blocks)
         if len(blocks) != 1:
             what = "is only declared" if not blocks else "has branches between blocks"
-            raise InputError(f"{self._source}: function @{name} {what}", "export it as StableHLO with structured control flow")
+            raise InputError(
+                f"{self._source}: function @{name} {what}", "export it as StableHLO with structured control flow"
+            )
         arguments = self._arguments(blocks[0], attributes)
         results = self._dicts(attributes, "res_attrs")
         return Function(
@@ -252,9 +258,10 @@ class _ModuleReader:
         shardings: tuple[Sharding, ...] = ()
         for label in _SHARDING_ATTRIBUTES:
             if label in attrs:
-                value = attrs.pop(label)
+                value: Any = attrs.pop(label)
                 self._annotated["sdy" if label.startswith("sdy") else "gspmd"] = True
-                shardings = value if isinstance(value, tuple) else (Sharding(gspmd=str(value)),)
+                known = isinstance(value, tuple)
+                shardings = cast("tuple[Sharding, ...]", value) if known else (Sharding(gspmd=str(value)),)
         callee = next((attrs[label] for label in _CALLEE_ATTRIBUTES if isinstance(attrs.get(label), str)), "")
         return _Decoded(attrs, shardings, callee, len(self._decoded) + 1)
 

@@ -116,7 +116,7 @@ def _arguments(module: Any) -> list[dict[str, Any]]:
     from stablecast.ir.reader.locations import LocationReader
 
     entry = entry_function(module)
-    locate = LocationReader()
+    locate = LocationReader("the module to partition")
     attributes = entry.attributes
     given = list(attributes["arg_attrs"]) if "arg_attrs" in attributes else []
     described: list[dict[str, Any]] = []

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from stablecast.ir.errors import InputError
-from stablecast.ir.groups import Groups, over_axes
+from stablecast.ir.groups import Groups, over_parts
 from stablecast.ir.program import Axis, Mesh, Sharding
 from stablecast.ir.types import TensorType, ValueType
 
@@ -70,22 +70,11 @@ class Layout:
         return found
 
     def _make_groups(self, name: str, axes: tuple[Axis, ...]) -> Groups:
-        mesh = self.mesh(name)
-        pieces: list[tuple[str, int]] = []
-        names: dict[str, list[str]] = {}
-        for axis, size in mesh.axes:
-            wanted = [given for given in axes if given.name == axis]
-            for piece, length in _split(axis, size, wanted):
-                pieces.append((str(piece), length))
-                for given in wanted:
-                    if _inside(piece, given, size):
-                        names.setdefault(str(given), []).append(str(piece))
-        along = list(dict.fromkeys(piece for axis in axes for piece in names.get(str(axis), [])))
-        return over_axes(name, pieces, along)
+        return over_parts(name, self.mesh(name).axes, [(axis.name, axis.sub) for axis in axes])
 
     def named(self, groups: Groups) -> Groups:
         """`groups` with the mesh and axes that they run over, where they are whole axes of a mesh of that size."""
-        if groups.axes or groups.ragged:
+        if groups.ragged or (groups.axes and groups.mesh in self._meshes):
             return groups
         for mesh in self._meshes.values():
             if mesh.size == groups.num_devices:
@@ -93,26 +82,6 @@ class Layout:
                 if axes is not None:
                     return self.groups(mesh.name, [Axis(axis) for axis in axes])
         return groups
-
-
-def _split(axis: str, size: int, wanted: Sequence[Axis]) -> list[tuple[Axis, int]]:
-    """`axis` cut at every boundary of the parts `wanted`, major to minor."""
-    cuts = {1, size}
-    for part in wanted:
-        if part.sub is not None:
-            cuts |= {part.sub[0], part.sub[0] * part.sub[1]}
-    ordered = sorted(cuts)
-    if len(ordered) <= 2:
-        return [(Axis(axis), size)]
-    return [
-        (Axis(axis, (low, high // low)), high // low) for low, high in zip(ordered, ordered[1:], strict=False) if high > low
-    ]
-
-
-def _inside(piece: Axis, part: Axis, size: int) -> bool:
-    low, length = piece.sub or (1, size)
-    start, span = part.sub or (1, size)
-    return start <= low and low * length <= start * span
 
 
 def _covered(groups: Groups, mesh: Mesh) -> tuple[str, ...] | None:

@@ -151,6 +151,7 @@ class Localiser:
             self._builder,
             self._note,
             self._producers.get,
+            self._shardings.__getitem__,
         )
 
     def _operands(self, op: Op) -> tuple[int, ...]:

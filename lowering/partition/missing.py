@@ -1,6 +1,18 @@
-"""What Shardy leaves out."""
-from collections.abc import Callable, Mapping
-from stablecast.ir.program import Op
-from stablecast.lowering.partition.site import Site
+"""What Shardy leaves out, by op: rules that return the ops to put in its place, or None where nothing is missing."""
 
-MODELS: Mapping[str, Callable[[Site], list[Op] | None]] = {}
+from collections.abc import Callable, Mapping
+
+from stablecast.ir.program import Op
+from stablecast.lowering.partition.moves import concatenate, pad_rule, reverse, slice_rule
+from stablecast.lowering.partition.site import Site
+from stablecast.lowering.partition.windows import convolution, reduce_window, select_and_scatter
+
+MODELS: Mapping[str, Callable[[Site], list[Op] | None]] = {
+    "stablehlo.concatenate": concatenate,
+    "stablehlo.convolution": convolution,
+    "stablehlo.pad": pad_rule,
+    "stablehlo.reduce_window": reduce_window,
+    "stablehlo.reverse": reverse,
+    "stablehlo.select_and_scatter": select_and_scatter,
+    "stablehlo.slice": slice_rule,
+}

@@ -46,14 +46,29 @@ def _by_dimension(
 
 
 def all_reduce(site: Site) -> list[Op]:
-    """One all-reduce over all its axes."""
-    groups = site.layout.groups(mesh_of(site), site.op.attrs["reduction_axes"])
+    """One all-reduce for each dimension that the operand was reduced over, as XLA's partitioner makes them."""
     kind = site.local[0]
-    return [
-        site.builder.collective(
-            "all_reduce", site.operands[0], kind, kind, groups, site.op.location, site.op.result, reduction(site)
-        )
-    ]
+    parts = _by_reduced_dimension(site, site.op.attrs["reduction_axes"])
+    reduce_op, ops = reduction(site), list[Op]()
+    value = site.operands[0]
+    for place, axes in enumerate(parts):
+        groups = site.layout.groups(mesh_of(site), axes)
+        result = site.op.result if place == len(parts) - 1 else None
+        op = site.builder.collective("all_reduce", value, kind, kind, groups, site.op.location, result, reduce_op)
+        ops.append(op)
+        value = op.result
+    return ops
+
+
+def _by_reduced_dimension(site: Site, axes: Sequence[Axis]) -> list[tuple[Axis, ...]]:
+    """`axes` by the dimension that each splits in what the operand was made from, the last dimension first."""
+    maker = site.producer(site.op.operands[0])
+    if maker is None or len(axes) < 2 or not maker.operands:
+        return [tuple(axes)]
+    dims = site.sharding_of(maker.operands[0]).dims
+    found = [tuple(axis for axis in axes if axis in dim) for dim in reversed(dims)]
+    parts = [part for part in found if part]
+    return parts if sum(map(len, parts)) == len(axes) else [tuple(axes)]
 
 
 def all_to_all(site: Site) -> list[Op]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from stablecast.ir.groups import Groups
-from stablecast.ir.program import Block, Op
+from stablecast.ir.program import Block, Op, Program
 from stablecast.ir.types import as_tensor
 
 _SHARED = frozenset({"stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.all_reduce"})
@@ -125,3 +125,76 @@ def _scattered(op: Op, last: Op, dim: int) -> Op:
     return replace(
         op, name="stablehlo.reduce_scatter", results=last.results, result_types=last.result_types, attrs=attrs, signature=-1
     )
+
+
+def drop_dead(block: Block) -> Block:
+    """`block` without ops that nothing needs."""
+    needed = set(block.returns)
+    kept: list[Op] = []
+    for op in reversed(block.ops):
+        if needed.isdisjoint(op.results) and op.name not in _EFFECTS and not op.attrs.get("has_side_effect"):
+            continue
+        if op.regions and op.name in _CONTROL:
+            op = replace(op, regions=tuple(drop_dead(region) for region in op.regions))
+        needed.update(op.operands)
+        for region in op.regions:
+            needed.update(_reads(region))
+        kept.append(op)
+    return Block(block.args, block.arg_types, tuple(reversed(kept)), block.returns)
+
+
+_EFFECTS = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv"})
+
+
+def _reads(block: Block) -> set[int]:
+    found = set(block.returns)
+    for op in block.ops:
+        found.update(op.operands)
+        for region in op.regions:
+            found |= _reads(region)
+    return found
+
+
+def two_rewrites(program: Program) -> Program:
+    """`program` with gathers shared and sliced sums scattered: the two rewrites under which partitions are compared."""
+    main = program.main
+    body = to_reduce_scatter(share_reshards(drop_dead(main.body), frozenset({"stablehlo.all_gather"})))
+    return replace(program, functions={**program.functions, program.entry: replace(main, body=body)})
+
+
+def with_calls_inlined(program: Program) -> Program:
+    """`program` with every call in its entry replaced by the callee's ops under fresh values."""
+    main = program.main
+    inliner = _Inliner(program)
+    return replace(program, functions={program.entry: replace(main, body=inliner.block(main.body, {}))})
+
+
+class _Inliner:
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._next = 0
+
+    def _fresh(self, values: tuple[int, ...], names: dict[int, int]) -> tuple[int, ...]:
+        for value in values:
+            names[value] = self._next
+            self._next += 1
+        return tuple(names[value] for value in values)
+
+    def block(self, block: Block, outer: dict[int, int]) -> Block:
+        names = dict(outer)
+        args = self._fresh(block.args, names)
+        ops: list[Op] = []
+        self._append(block, names, ops)
+        return Block(args, block.arg_types, tuple(ops), tuple(names[value] for value in block.returns))
+
+    def _append(self, block: Block, names: dict[int, int], ops: list[Op]) -> None:
+        for op in block.ops:
+            callee = self._program.functions.get(op.callee) if not op.regions else None
+            if callee is not None:
+                inner = dict(zip(callee.body.args, (names[value] for value in op.operands), strict=True))
+                self._append(callee.body, inner, ops)
+                names.update(zip(op.results, (inner[value] for value in callee.body.returns), strict=True))
+                continue
+            operands = tuple(names[value] for value in op.operands)
+            regions = tuple(self.block(region, names) for region in op.regions)
+            ops.append(replace(op, operands=operands, regions=regions, results=self._fresh(op.results, names)))

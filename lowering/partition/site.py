@@ -15,6 +15,7 @@ class Site:
 
     `op`: as in the global program. `operands`: value ids in the local program. `local`, `shardings`: of each operand;
     `result_local`, `result_shardings`: of each result. `note` records what a rule assumed.
+    `producer`, `sharding_of`: of a value of the global program.
     """
 
     op: Op
@@ -27,6 +28,7 @@ class Site:
     builder: Builder
     note: Callable[[str], None]
     producer: Callable[[int], Op | None]
+    sharding_of: Callable[[int], Sharding]
 
     def parts(self, operand: int, dim: int) -> int:
         """Number of parts of dimension `dim` of an operand."""

@@ -1,0 +1,152 @@
+"""Fitting the constants to measured kernels: coordinate descent over whatever constants are named.
+
+Loss: mean over tables of the mean |log(predicted / measured)|, each row's capped at 1. Every table may have a launch
+cost of its own, since some hold the host's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from stablecast.backends.analytical import classes
+from stablecast.backends.analytical.constants import Constant, Constants, architecture_key
+from stablecast.backends.analytical.rates import matrix_rates
+from stablecast.backends.device import Device
+from stablecast.backends.estimates import FloatArray
+from stablecast.ir.kernels import KernelTable
+
+FIT_ROWS: Final = 1500
+SEED: Final = 0
+_CAP: Final = 1.0
+STEPS: Final = (1.3, 1.12, 1.05, 1.02)
+_VANISHING: Final = 1e-3
+_CEILING: Final = {
+    "sustained": 1.0,
+    "share": 1.0,
+    "tile": 1.0,
+    "fma": 1.0,
+    "waves": 1.0,
+    "convolution": 1.0,
+    "overlap": 8.0,
+}
+"""Largest value of constants by the first part of their name: shares of a peak, and a power that is a maximum."""
+
+
+def move(
+    values: dict[str, float], name: str, step: float, best: float, least: float, loss: Callable[[], float]
+) -> float:
+    """Multiplies or divides `values[name]` by `step` as long as that lowers `loss()`; the lowest loss.
+
+    The value stays above `least` and below the ceiling of its kind (`sustained.*` at most 1, and so on).
+    """
+    start, ceiling = values[name], _CEILING.get(name.split(".")[0], np.inf)
+    for factor in (step, 1.0 / step):
+        while True:
+            kept, tried = values[name], min(values[name] * factor, ceiling)
+            if tried in (kept, 0.0) or tried < least:
+                break
+            values[name] = tried
+            found = loss()
+            if found >= best:
+                values[name] = kept
+                break
+            best = found
+        if values[name] != start:
+            break
+    return best
+
+
+@dataclass
+class Measured:
+    """Measured kernels of one table on one device. `stage`: which fit uses it (empty: a check only)."""
+
+    table: str
+    device: Device
+    kernels: KernelTable
+    measured_s: FloatArray
+    stage: str
+    launch_s: float = 2e-6
+    rows: classes.Rows = field(init=False)
+
+    def __post_init__(self) -> None:
+        rates = matrix_rates(self.kernels.math, self.kernels.in_dtype, self.device)
+        self.rows = classes.Rows.of(self.kernels, rates, self.device)
+
+    @property
+    def key(self) -> str:
+        return architecture_key(self.device)
+
+    def sample(self, count: int) -> "Measured":
+        """At most `count` rows, drawn with a fixed seed."""
+        if len(self.kernels) <= count:
+            return self
+        chosen = np.zeros(len(self.kernels), dtype=np.bool_)
+        chosen[np.random.default_rng(SEED).choice(len(self.kernels), count, replace=False)] = True
+        rows, measured = self.kernels.select(chosen), self.measured_s[chosen]
+        return Measured(self.table, self.device, rows, measured, self.stage, self.launch_s)
+
+
+Values = dict[str, dict[str, float]]
+"""Section of the constants file -> constant -> value."""
+
+
+@dataclass
+class Fit:
+    """Constants under change, and the measured tables they are judged by."""
+
+    values: Values
+    like: dict[str, str]
+    sources: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    first: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+
+    def constants(self, device: Device) -> Constants:
+        """What holds for `device` with the present values."""
+        chain: list[str] = []
+        key = architecture_key(device)
+        while key in self.values and key not in chain:
+            chain.insert(0, key)
+            key = self.like.get(key, "")
+        merged: dict[str, Constant] = {}
+        for part in (device.kind, *chain):
+            merged |= {name: Constant(value, "", part) for name, value in self.values[part].items()}
+        return Constants(architecture_key(device), device.kind, merged, bool(chain))
+
+    def ratios(self, data: Measured) -> FloatArray:
+        """Predicted over measured."""
+        time = classes.kernel_time(data.rows, data.device, self.constants(data.device), data.launch_s)[0]
+        return time / data.measured_s
+
+    def loss(self, datas: Sequence[Measured]) -> float:
+        return float(np.mean([np.minimum(np.abs(np.log(self.ratios(data))), _CAP).mean() for data in datas]))
+
+    def descend(self, datas: Sequence[Measured], names: Sequence[tuple[str, str]], fixed_launch: bool = False) -> float:
+        """Coordinate descent over the constants `names` (section, name) and the launch cost of each table."""
+        thin = [data.sample(FIT_ROWS) for data in datas]
+        best = self.loss(thin)
+        for step in STEPS:
+            for _ in range(2):
+                before = best
+                for section, name in names:
+                    least = _VANISHING * self.first.setdefault((section, name), self.values[section][name])
+                    best = move(self.values[section], name, step, best, least, lambda: self.loss(thin))
+                if not fixed_launch:
+                    for data in thin:
+                        self._move_launch(data, step)
+                    best = self.loss(thin)
+                if before - best < 1e-4:
+                    break
+        for data, used in zip(datas, thin, strict=True):
+            data.launch_s = used.launch_s
+        return best
+
+    def _move_launch(self, data: Measured, step: float) -> None:
+        best = self.loss([data])
+        for factor in (step, 1.0 / step):
+            kept = data.launch_s
+            data.launch_s = kept * factor
+            loss = self.loss([data])
+            if loss < best:
+                return
+            data.launch_s = kept
