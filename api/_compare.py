@@ -96,7 +96,7 @@ class Comparison:
     def to_csv(self) -> str:
         """The rows as CSV."""
         out = io.StringIO()
-        writer = csv.DictWriter[str](out, _COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(out, list(_COLUMNS), lineterminator="\n")
         writer.writeheader()
         writer.writerows(self._records())
         return out.getvalue()

@@ -9,7 +9,7 @@ from typing import Any
 
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Device
-from stablecast.backends.kernel_specs import kernel_row
+from stablecast.backends.kernel_specs import kernel_row, size_names
 from stablecast.backends.pricing import price
 from stablecast.backends.registry import parse_choice
 from stablecast.ir.errors import InputError
@@ -17,7 +17,6 @@ from stablecast.ir.kernels import KernelRow, KernelTable
 from stablecast.ir.text import seconds, time_range
 
 _RESULTS = ("time_s", "low_s", "high_s", "basis")
-_NOT_SIZES = frozenset({"kind", "op", "dtype", *_RESULTS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +136,9 @@ def _row(record: Mapping[str, str | None], device: Device, kind: str, dtype: str
         raise InputError(
             f"{where} says no kind of kernel", "add a column kind, or name it: stablecast kernel matmul --table"
         )
-    sizes = {name: value for name, value in record.items() if name not in _NOT_SIZES and value}
     try:
+        known = size_names(chosen)
+        sizes = {name: value for name, value in record.items() if name in known and value}
         return kernel_row(chosen, device, record.get("dtype") or dtype, **{k: _size(k, v) for k, v in sizes.items()})
     except InputError as error:
         raise InputError(f"{where}: {error.message}", error.hint) from None

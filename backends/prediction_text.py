@@ -175,7 +175,7 @@ def _collective_record(collective: CollectiveTime) -> dict[str, Any]:
 
 def prediction_csv(prediction: Prediction) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter[str](out, FRAME_COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(out, list(FRAME_COLUMNS), lineterminator="\n")
     writer.writeheader()
     writer.writerows(prediction_records(prediction))
     return out.getvalue()

@@ -17,7 +17,7 @@ import csv
 import gzip
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,12 +25,10 @@ import numpy as np
 
 from stablecast.backends import kernel_specs as specs
 from stablecast.backends.analytical.constants import CONSTANTS_FILE, read_constants
-from stablecast.backends.analytical.fitting import SEED, STEPS, Fit, Measured, move
+from stablecast.backends.analytical.fitting import SEED, Fit, Measured, Messages, fit_protocol, protocol_names
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.collectives import COLLECTIVE_CONSTANTS_FILE, CollectiveModel
 from stablecast.backends.device import Device
-from stablecast.backends.estimates import FloatArray
-from stablecast.ir.groups import all_devices
 from stablecast.ir.kernels import KernelRow, KernelTable
 
 ROOT: Final = Path(__file__).parent.parent
@@ -78,6 +76,7 @@ _SERVING: Final = (
 _ROWWISE: Final = ("softmax", "ln")
 _BINARY: Final = ("add", "mul", "div", "pow")
 LARGE_ELEMENTS: Final = 3e7
+LARGE_FLOPS: Final = 2e11
 
 
 class Record(dict[str, str]):
@@ -142,8 +141,10 @@ class Tables:
         for name, device in _SXM.items():
             records = self.read(f"aiconfigurator/gemm_{name}_sxm.csv.gz")
             plain = [r for r in records if r["dtype"] == "bfloat16"]
-            # the two frameworks run different FP8 kernels
-            narrow = [r for r in records if r["dtype"] == "fp8" and r["framework"] == "vllm"]
+            # the two frameworks run different FP8 kernels, and small ones are mostly scaling of the operands
+            narrow = [
+                r for r in records if r["dtype"] == "fp8" and r["framework"] == "vllm" and _flops(r) > LARGE_FLOPS
+            ]
             half, byte = "" if name == "h200" else "half", "byte" if name == "h100" else ""
             time = ("latency_us", 1e-6)
             yield from self._data("aiconfigurator gemm bf16", device, plain, _product("bf16"), time, half)
@@ -283,6 +284,10 @@ def _plain(row: KernelRow) -> KernelRow:
     return replace(row, math="fp32")
 
 
+def _flops(r: Record) -> float:
+    return 2.0 * r.number("m") * r.number("n") * r.number("k")
+
+
 def _product(element: str) -> Make:
     out = "bf16" if element == "fp8" else element
 
@@ -389,6 +394,7 @@ def fit_all(datas: Sequence[Measured], fit: Fit) -> None:
             fit.values[kind][name] = float(np.median([fit.values[key][name] for key in keys]))
             fit.sources[kind, name] = f"median of {', '.join(keys)}"
         _set_launches(fit, stage, kind, chosen)
+        _set_power(fit, chosen if stage == "half" else [])
     for target, source in COPIES:
         for key, section in fit.values.items():
             if source in section and key != "cpu" and (key == "gpu" or target.startswith("share")):
@@ -412,6 +418,15 @@ def _set_launches(fit: Fit, stage: str, kind: str, chosen: Sequence[Measured]) -
     if graphs:
         fit.values[kind]["launch"] = float(np.median([data.launch_s for data in graphs]))
         fit.sources[kind, "launch"] = f"median of {', '.join(sorted({data.key for data in graphs}))}"
+
+
+def _set_power(fit: Fit, chosen: Sequence[Measured]) -> None:
+    """Watts for each TFLOP/s of the f32 lanes of the board that `sustained.half` was measured on."""
+    for data in chosen:
+        tdp, lanes = data.device.tdp_w, data.device.vector_flops.get("f32")
+        if tdp and lanes:
+            fit.values[data.key]["power"] = 1e12 * tdp.value / lanes.value
+            fit.sources[data.key, "power"] = f"derived: board power in W / f32 vector TFLOP/s of {data.device.name}"
 
 
 def _set_ranges(fit: Fit, datas: Sequence[Measured]) -> None:
@@ -442,37 +457,25 @@ def write_constants(fit: Fit, path: Path, initial: dict[tuple[str, str], str]) -
 
 
 def error_table(fit: Fit, datas: Sequence[Measured]) -> str:
-    """Median and 90th percentile of |predicted / measured - 1| of every table, in Markdown."""
-    lines = ["| table | device | rows | median | p90 | bias | launch in the table |", "|---|---|---|---|---|---|---|"]
+    """Errors |predicted / measured - 1| of every table, in Markdown.
+
+    "kind only": the median with the constants of the kind alone, as an architecture without measurements has them.
+    """
+    lines = [
+        "| table | device | rows | median | p90 | bias | kind only | launch in the table |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    general = Fit({kind: fit.values[kind] for kind in _KINDS}, {})
     for data in datas:
         ratios = fit.ratios(data)
-        errors = np.abs(ratios - 1.0)
+        errors, carried = np.abs(ratios - 1.0), np.abs(general.ratios(data) - 1.0)
         check = "" if data.stage else " (check)"
         lines.append(
             f"| {data.table}{check} | {data.device.name} | {len(ratios)} | {np.median(errors):.1%} | "
-            f"{np.quantile(errors, 0.9):.1%} | {np.median(ratios):.2f} | {data.launch_s * 1e6:.1f} us |"
+            f"{np.quantile(errors, 0.9):.1%} | {np.median(ratios):.2f} | {np.median(carried):.1%} | "
+            f"{data.launch_s * 1e6:.1f} us |"
         )
     return "\n".join(lines)
-
-
-@dataclass
-class Messages:
-    """One measured series of a collective over growing messages. `extra_s`: what the table's timing adds."""
-
-    table: str
-    device: str
-    ranks: int
-    kind: str
-    nbytes: FloatArray
-    measured_s: FloatArray
-    model: CollectiveModel
-    extra_s: float = 0.0
-
-    def ratios(self, constants: dict[str, float]) -> FloatArray:
-        """Predicted over measured."""
-        model = replace(self.model, constants=constants)
-        time = model.times(self.kind, all_devices(self.ranks), self.nbytes)[0]
-        return (time + self.extra_s) / self.measured_s
 
 
 def read_messages(folder: Path) -> list[Messages]:
@@ -513,11 +516,11 @@ def fit_collectives(folder: Path, path: Path) -> str:
         for suffix in ("all_reduce", "all_to_all", "collective_permute", "other"):
             chosen = [d for d in own if (d.kind if f"start.{d.kind}" in values else "other") == suffix]
             if chosen:
-                _fit_protocol(values, suffix, chosen)
+                fit_protocol(values, suffix, chosen)
                 errors = np.concatenate([np.abs(d.ratios(values) - 1.0) for d in chosen])
                 text = f"fitted: {', '.join(sorted({d.table for d in chosen}))}; {len(errors)} rows, "
                 text += f"median |err| {np.median(errors):.1%}"
-                names = _protocol_names(suffix)
+                names = protocol_names(suffix)
                 sources |= dict.fromkeys(names, text)
         if own:
             quantiles = np.quantile(np.concatenate([1.0 / d.ratios(values) for d in own]), (0.1, 0.9))
@@ -535,33 +538,6 @@ def fit_collectives(folder: Path, path: Path) -> str:
             )
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return "\n".join(rows)
-
-
-def _protocol_names(suffix: str) -> list[str]:
-    names = [f"start.{suffix}", f"slowdown.{suffix}"]
-    return [*names, "permute.share", "permute.base"] if suffix == "collective_permute" else names
-
-
-def _fit_protocol(values: dict[str, float], suffix: str, chosen: Sequence[Messages]) -> None:
-    names = _protocol_names(suffix)
-
-    def loss() -> float:
-        return float(np.mean([np.abs(np.log(data.ratios(values))).mean() for data in chosen]))
-
-    best = loss()
-    for step in STEPS:
-        for name in names:
-            best = move(values, name, step, best, 1.0 if name.startswith("slowdown") else 0.01, loss)
-        for data in chosen:
-            if data.table.startswith("xla") and suffix != "collective_permute":
-                box = {"extra": max(data.extra_s, 1e-7)}
-
-                def shifted(data: Messages = data, box: dict[str, float] = box) -> float:
-                    data.extra_s = box["extra"]
-                    return loss()
-
-                best = move(box, "extra", step, shifted(), 1e-8, shifted)
-                data.extra_s = box["extra"]
 
 
 def main() -> int:

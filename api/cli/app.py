@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str]) -> int:
     try:
-        result: Any = app(arguments, standalone_mode=False)
+        result: Any = app(arguments, prog_name="stablecast", standalone_mode=False)
     except StablecastError as error:
         print(f"stablecast: {error}", file=sys.stderr)
         return error.exit_code

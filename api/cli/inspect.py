@@ -42,5 +42,5 @@ def ops(json: opt.Json = False) -> None:
     from stablecast.ir.accounting.matrix import support_matrix
     from stablecast.report.program import ops_text
 
-    rows = support_matrix()
+    rows = [row.to_dict() for row in support_matrix()]
     typer.echo(jsonlib.dumps({"schema": 1, "ops": rows}, indent=1) if json else ops_text(rows))

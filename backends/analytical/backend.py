@@ -61,7 +61,8 @@ class AnalyticalBackend:
         origin = "given" if self.launch_s is not None else constants.source("launch")
         found = [
             f"{launch_s * 1e6:.2g} us a launch ({origin})",
-            f"peaks are dense; large products reach {constants['sustained.half']:.0%} of the 16-bit peak "
+            f"peaks are dense; large products reach {classes.sustained('half', device, constants):.0%} of the "
+            "16-bit peak "
             f"({constants.source('sustained.half')})",
             f"streaming kernels reach {constants['share.stream']:.0%} of the memory rate "
             f"({constants.source('share.stream')})",

@@ -92,7 +92,7 @@ def parts(rows: Rows, device: Device, constants: Constants) -> tuple[FloatArray,
     compute = np.zeros_like(memory)
     vector = _vector_time(rows, device, constants)
     products = rows.executed > 0
-    attention = rows.is_group("attention") & products
+    attention = rows.is_group("attention") & products & (rows.table.d > 0)
     shaped = products & ~attention & (rows.table.m > 0) & (rows.table.n > 0) & (rows.table.k > 0)
     loose = products & ~attention & ~shaped
     if shaped.any():
@@ -159,7 +159,7 @@ def _product_time(rows: Rows, mask: BoolArray, device: Device, constants: Consta
     family = rows.family[mask]
     for name in np.unique(family):
         chosen = family == name
-        rate = constants[f"sustained.{name}"] * peak[chosen]
+        rate = sustained(str(name), device, constants) * peak[chosen]
         rate = np.where(conv[chosen], rate * constants[f"convolution.{name}"], rate)
         if name == "fma":
             rate = np.where(winograd[chosen], rate * constants["winograd"], rate)
@@ -170,6 +170,19 @@ def _product_time(rows: Rows, mask: BoolArray, device: Device, constants: Consta
         lanes = executed / (constants["convolution.direct"] * device.vector_rate("f32").value)
         time = np.where(grouped, np.minimum(time, np.maximum(lanes, executed / peak)), time)
     return time
+
+
+def sustained(family: str, device: Device, constants: Constants) -> float:
+    """Share of the peak that large products of a family reach on `device`.
+
+    A board with less power than the measured one of its architecture (`power`: watts for each TFLOP/s of its f32
+    lanes) runs its matrix units at a clock lower by the cube root of the ratio: power grows with the clock cubed.
+    """
+    share, measured = constants[f"sustained.{family}"], constants.by_name.get("power")
+    lanes = device.vector_flops.get("f32")
+    if family == "fma" or measured is None or device.tdp_w is None or lanes is None:
+        return share
+    return share * min(1.0, 1e12 * device.tdp_w.value / lanes.value / measured.value) ** (1.0 / 3.0)
 
 
 def _channel_padding(channels: FloatArray) -> FloatArray:
@@ -221,14 +234,15 @@ def _attention_time(rows: Rows, mask: BoolArray, device: Device, constants: Cons
     blocks = batch * np.where(packed, hkv, hq) * steps
     padded = np.ceil(keys / _QUERY_BLOCK) * _QUERY_BLOCK
     causal = rows.table.causal[mask] > 0
-    visited = np.where(causal, np.minimum(keys - queries + _QUERY_BLOCK * (steps + 1.0) / 2.0, padded), padded)
+    causal_mean = np.maximum(keys - queries + _QUERY_BLOCK * (steps + 1.0) / 2.0, _QUERY_BLOCK)
+    visited = np.where(causal, np.minimum(causal_mean, padded), padded)
     window = rows.table.window[mask]
     visited = np.where(window > 0, np.minimum(visited, window + _QUERY_BLOCK), visited)
     held = np.where(packed, np.ceil(queries * hq / hkv / 16.0) * 16.0, _QUERY_BLOCK)
     backward = rows.table.direction[mask] == "bwd"
     share = np.where(backward, constants["attention.backward"], constants["attention.forward"])
     cores = device.cores.value if device.cores and device.kind == "gpu" else 1.0
-    rate = share * constants["sustained.half"] * rows.peak[mask] / cores
+    rate = share * sustained("half", device, constants) * rows.peak[mask] / cores
     block_s = np.where(backward, 2.5, 1.0) * 2.0 * 2.0 * held * visited * d / rate
     waves = blocks / cores
     waves = np.maximum(1.0, waves + constants["waves.attention"] * (np.ceil(waves) - waves))

@@ -9,6 +9,7 @@ from stablecast.backends.systolic.corrected import CORRECTIONS, Estimate, Memory
 from stablecast.backends.systolic.cycles import compute_cycles
 from stablecast.backends.systolic.geometry import DATAFLOWS, Dataflow
 from stablecast.backends.systolic.layers import Layer, LayerKind
+from stablecast.backends.systolic.layout import Layout, read_layout
 from stablecast.backends.systolic.records import LayerReport
 from stablecast.backends.systolic.runner import COMPAT, Compat, RunResult, evaluate, run
 from stablecast.backends.systolic.table import evaluate_table
@@ -24,6 +25,7 @@ __all__ = [
     "Layer",
     "LayerKind",
     "LayerReport",
+    "Layout",
     "Memory",
     "RunResult",
     "SparsityConfig",
@@ -35,6 +37,7 @@ __all__ = [
     "evaluate",
     "evaluate_table",
     "read_config",
+    "read_layout",
     "read_topology",
     "run",
 ]

@@ -121,7 +121,7 @@ def calc_os_filter(grid: FoldGrid, buffer: CalcBuffer) -> DramStream:
 def calc_shared(grid: FoldGrid, order: OperandOrder, buffer: CalcBuffer, first_line: int) -> DramStream:
     """Operand with repeated words or blanks that does not fit; its first word is demanded in `first_line`."""
     counter = _EpochCounter(order.size, buffer.capacity)
-    repeat = 1 if order.by_fold else grid.col_folds
+    repeat = grid.col_folds if order.block_by == "row" else 1
     cache: dict[int, AddressArray] = {}
     cached = 0
     for index in range(len(order.demand) * repeat):

@@ -7,18 +7,20 @@ lists them beside what the corrected mode does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stablecast.backends.systolic.calc_reads import CalcBuffer, DramStream
 from stablecast.backends.systolic.config import SystolicConfig
 from stablecast.backends.systolic.geometry import FoldGrid, OfmapStream
 from stablecast.backends.systolic.layers import Layer
+from stablecast.backends.systolic.layout import BankedOperand, Layout, filter_words, ifmap_words
 from stablecast.backends.systolic.ofmap_buffer import OfmapBuffer
-from stablecast.backends.systolic.operands import Window, ifmap_order
+from stablecast.backends.systolic.operands import MatrixRows, Window, filter_order, ifmap_order
 from stablecast.backends.systolic.plans import ReadPlan, SharedPlan, StationaryPlan, StreamedPlan
 from stablecast.backends.systolic.records import LayerReport, SparseStorage, SramStream
 from stablecast.backends.systolic.sparsity import SparseLayer, sparse_layer
 from stablecast.backends.systolic.timing import run_clock
+from stablecast.ir.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +35,39 @@ class LayerPlan:
     storage: SparseStorage | None = None
 
 
-def plan_layer(layer: Layer, config: SystolicConfig) -> LayerPlan:
-    """Plan of `layer`: dense, or sparse where the configuration says so."""
+def plan_layer(layer: Layer, config: SystolicConfig, layout: Layout | None = None) -> LayerPlan:
+    """Plan of `layer`: dense, or sparse where the configuration says so; `layout` where it asks for custom layouts."""
     if config.sparsity.enabled:
         return _sparse_plan(layer, config, sparse_layer(layer, config))
     grid = FoldGrid.of(config.dataflow, config.rows, config.cols, layer.m, layer.n, layer.k)
-    return LayerPlan(grid, _ifmap_plan(layer, grid), _filter_plan(grid), sram_words(grid), mapping_efficiency(grid))
+    ifmap, filters = _ifmap_plan(layer, grid), _filter_plan(grid)
+    if layout is not None and config.mode == "USER":
+        if config.ifmap.custom_layout:
+            ifmap = _laid_out_ifmap(layer, config, grid, layout)
+        if config.filter.custom_layout:
+            filters = _laid_out_filter(layer, config, grid, layout)
+    return LayerPlan(grid, ifmap, filters, sram_words(grid), mapping_efficiency(grid))
 
 
-def evaluate_layer(layer: Layer, config: SystolicConfig) -> LayerReport:
+def _laid_out_ifmap(layer: Layer, config: SystolicConfig, grid: FoldGrid, layout: Layout) -> SharedPlan:
+    if config.ifmap_offset:
+        raise InputError(f"IfmapOffset {config.ifmap_offset} with IfmapCustomLayout", "allowed: 0, as in SCALE-Sim")
+    words = ifmap_words(layer, layout, config.ifmap)
+    order = replace(ifmap_order(Window.of(layer), grid), prefetch=MatrixRows(words[None, :]))
+    banked = BankedOperand.of(words, order.size, config.ifmap, 1024 * config.ifmap_kb)
+    return SharedPlan(grid, order, banked=banked)
+
+
+def _laid_out_filter(layer: Layer, config: SystolicConfig, grid: FoldGrid, layout: Layout) -> SharedPlan:
+    words = filter_words(layer, layout, config.filter)
+    order = replace(filter_order(layer, grid), prefetch=MatrixRows(words[None, :]))
+    banked = BankedOperand.of(words, order.size, config.filter, 1024 * config.filter_kb, config.filter_offset)
+    return SharedPlan(grid, order, banked=banked)
+
+
+def evaluate_layer(layer: Layer, config: SystolicConfig, layout: Layout | None = None) -> LayerReport:
     """SCALE-Sim's reports of `layer`; batch, padding, dilation and groups are not part of its model."""
-    plan = plan_layer(layer, config)
+    plan = plan_layer(layer, config, layout)
     grid, user = plan.grid, config.mode == "USER"
     stream = OfmapStream(grid)
     ifmap_span, filter_span = plan.ifmap.span(), plan.filter.span()

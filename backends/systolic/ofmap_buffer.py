@@ -17,7 +17,8 @@ class OfmapBuffer:
 
     Words are taken in lazily: the state stands at the last drain or wait, and `_trigger_line`, the line of the word
     that could start the next drain, bounds the next event from below. Lines before `_seen` are settled: a later stall
-    does not change when their words came.
+    does not change when their words came. With `keep_log`, `log` lists each drain as (first cycle, rows) and `partial`
+    the words of rows that were closed before they were full.
     """
 
     __slots__ = (
@@ -37,10 +38,12 @@ class OfmapBuffer:
         "drain_end",
         "first_drain",
         "last_drain",
+        "log",
+        "partial",
         "writes",
     )
 
-    def __init__(self, stream: OfmapStream, total: int, bandwidth: int) -> None:
+    def __init__(self, stream: OfmapStream, total: int, bandwidth: int, *, keep_log: bool = False) -> None:
         active = -(-total // 2)
         self._stream = stream
         self._bandwidth = bandwidth
@@ -57,6 +60,8 @@ class OfmapBuffer:
         self.first_drain: int | None = None
         self.last_drain = 0
         self.writes = 0
+        self.log: list[tuple[int, int]] | None = [] if keep_log else None
+        self.partial: dict[int, int] = {}
         self._look_ahead()
 
     def _look_ahead(self) -> None:
@@ -127,6 +132,8 @@ class OfmapBuffer:
     def _close_row(self) -> None:
         if self._open:
             self._blanks.append((self._closed_rows, self._bandwidth - self._open))
+            if self.log is not None:
+                self.partial[self._closed_rows] = self._open
             self._closed_rows += 1
             self._open = 0
 
@@ -147,3 +154,5 @@ class OfmapBuffer:
         self.last_drain = max(self.last_drain, self.drain_end)
         if self.first_drain is None:
             self.first_drain = cycle
+        if self.log is not None:
+            self.log.append((cycle, rows))

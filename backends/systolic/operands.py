@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from stablecast.backends.systolic.geometry import FoldGrid
 from stablecast.backends.systolic.layers import Layer
+from stablecast.ir.errors import InputError
 
 AddressArray = npt.NDArray[np.int32]
 BLANK = -1
@@ -51,6 +52,16 @@ class Axis:
         """The axis at `index` only."""
         return Axis(self.base[index], self.row[index], self.col[index])
 
+    def reversed(self) -> Axis:
+        """The axis from its end."""
+        return Axis(self.base[::-1], self.row[::-1], self.col[::-1])
+
+    @classmethod
+    def plain(cls, base: npt.NDArray[np.int64]) -> Axis:
+        """An axis of a plain matrix: no rows or columns of an input behind it."""
+        nothing = np.zeros(len(base), np.int32)
+        return cls(base.astype(np.int32), nothing, nothing)
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -66,6 +77,9 @@ class Window:
     @classmethod
     def of(cls, layer: Layer) -> Window:
         """Window of `layer` with addresses from 0 (row, column, channel; channel fastest)."""
+        size = layer.ifmap_h * layer.ifmap_w * layer.channels
+        if size > np.iinfo(np.int32).max:
+            raise InputError(f"{layer.where or layer.name}: an input of {size} words", "allowed: up to 2^31 - 1 words")
         row, col = np.divmod(np.arange(layer.m, dtype=np.int32), np.int32(layer.out_w))
         row, col = row * layer.stride_h, col * layer.stride_w
         channels = np.int32(layer.channels)
@@ -73,7 +87,6 @@ class Window:
         word_col, channel = np.divmod(rest, channels)
         pixels = Axis((row * layer.ifmap_w + col) * channels, row, col)
         words = Axis((word_row * layer.ifmap_w + word_col) * channels + channel, word_row, word_col)
-        size = layer.ifmap_h * layer.ifmap_w * layer.channels
         return cls(pixels, words, layer.ifmap_h, layer.ifmap_w, layer.partial_windows, size)
 
     def fill(self, out: AddressArray, down: Axis, across: Axis) -> None:
@@ -144,49 +157,106 @@ class PlainRows:
         return buffer
 
 
+@dataclass(frozen=True, slots=True)
+class MatrixRows:
+    """Addresses given as a matrix."""
+
+    matrix: AddressArray
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.matrix.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return self.matrix.shape[1]
+
+    def chunk(self, first: int, stop: int) -> AddressArray:
+        """Rows `first` to `stop`."""
+        return np.ascontiguousarray(self.matrix[first:stop])
+
+
 def _slices(total: int, size: int) -> list[slice]:
     return [slice(at, min(at + size, total)) for at in range(0, total, size)]
 
 
 @dataclass(frozen=True, slots=True)
 class OperandOrder:
-    """Demand and prefetch order of a read operand on one array.
+    """Demand and prefetch order of an operand on one array.
 
-    `demand[b]` are the lines a fold demands from line `offset[b]` of the fold on; `block_of` tells which a fold uses.
-    `size` bounds the addresses, `prefetch_words` counts the prefetch order with its blanks.
+    `demand[b]` are the lines a fold demands from line `offset[b]` of the fold on; a fold uses the block of its row
+    fold, its column fold, or one of its own. `size` bounds the addresses, `prefetch_words` counts the prefetch order
+    with its blanks.
     """
 
     demand: tuple[AddressRows, ...]
     offset: tuple[int, ...]
     prefetch: AddressRows
-    by_fold: bool
+    block_by: Literal["row", "column", "fold"]
     size: int
     prefetch_words: int
 
     def block_of(self, fold: int, row_folds: int) -> int:
         """Index into `demand` for a fold."""
-        return fold if self.by_fold else fold % row_folds
+        if self.block_by == "fold":
+            return fold
+        return fold % row_folds if self.block_by == "row" else fold // row_folds
+
+
+def streamed_order(window: Window, down: Axis, across: Axis, width: int, start: int, by_column: bool) -> OperandOrder:
+    """Skewed operand: `down` are the steps, `across` is cut into blocks of `width` ports; lines from `start` on."""
+    blocks = tuple((down, across[part]) for part in _slices(len(across), width))
+    demand = tuple(SkewedRows(window, (block,), len(down), width) for block in blocks)
+    stacked = SkewedRows(window, blocks, len(down), width)
+    elements = len(down) * width * len(blocks)
+    block_by: Literal["row", "column"] = "column" if by_column else "row"
+    return OperandOrder(demand, (start,) * len(demand), stacked, block_by, window.size, elements)
+
+
+def stationary_order(window: Window, down: Axis, across: Axis, grid: FoldGrid) -> OperandOrder:
+    """Stationary operand of S_r (`down`) x S_c (`across`), each fold loaded bottom row first."""
+    columns = [across[part] for part in _slices(grid.sc, grid.cols)]
+    flipped = [down[part].reversed() for part in _slices(grid.sr, grid.rows)]
+    demand = tuple(PlainRows(window, ((rows, part),), grid.cols) for part in columns for rows in flipped)
+    offset = tuple(grid.rows - len(rows) for _ in columns for rows in flipped)
+    prefetch = PlainRows(window, tuple((down, part) for part in columns), grid.cols)
+    return OperandOrder(demand, offset, prefetch, "fold", window.size, grid.sr * grid.cols * grid.col_folds)
 
 
 def ifmap_order(window: Window, grid: FoldGrid) -> OperandOrder:
     """Orders of the input behind `window` under the dataflow of `grid`."""
     pixels, words = window.pixels, window.words
     if grid.dataflow == "is":
-        columns = _slices(grid.sc, grid.cols)
-        rows = _slices(grid.sr, grid.rows)
-        flipped = [_reversed(words[part]) for part in rows]
-        demand = tuple(PlainRows(window, ((down, pixels[part]),), grid.cols) for part in columns for down in flipped)
-        offset = tuple(grid.rows - len(down) for _ in columns for down in flipped)
-        prefetch = PlainRows(window, tuple((words, pixels[part]) for part in columns), grid.cols)
-        words_in_all = grid.sr * grid.cols * grid.col_folds
-        return OperandOrder(demand, offset, prefetch, True, window.size, words_in_all)
-    down, across = (words, pixels) if grid.dataflow == "os" else (pixels, words)
-    blocks = tuple((down, across[part]) for part in _slices(grid.sr, grid.rows))
-    demand = tuple(SkewedRows(window, (block,), grid.t, grid.rows) for block in blocks)
-    start = 0 if grid.dataflow == "os" else grid.rows
-    stacked = SkewedRows(window, blocks, grid.t, grid.rows)
-    return OperandOrder(demand, (start,) * len(demand), stacked, False, window.size, grid.t * grid.rows * len(blocks))
+        return stationary_order(window, words, pixels, grid)
+    if grid.dataflow == "os":
+        return streamed_order(window, words, pixels, grid.rows, 0, False)
+    return streamed_order(window, pixels, words, grid.rows, grid.rows, False)
 
 
-def _reversed(axis: Axis) -> Axis:
-    return Axis(axis.base[::-1], axis.row[::-1], axis.col[::-1])
+def filter_order(layer: Layer, grid: FoldGrid, kept: npt.NDArray[np.int64] | None = None) -> OperandOrder:
+    """Orders of the filter matrix (filter x words + word); `kept` are the words left by N:M sparsity."""
+    filters = Axis.plain(np.arange(layer.n, dtype=np.int64) * layer.k)
+    words = Axis.plain(np.arange(layer.k, dtype=np.int64) if kept is None else kept)
+    window = Window(filters, words, 1, 1, False, layer.k * layer.n)
+    if grid.dataflow == "ws":
+        return stationary_order(window, words, filters, grid)
+    if grid.dataflow == "os":
+        return streamed_order(window, words, filters, grid.cols, 0, True)
+    return streamed_order(window, filters, words, grid.rows, grid.rows, False)
+
+
+def ofmap_block(layer: Layer, grid: FoldGrid, fold: int) -> tuple[int, AddressRows]:
+    """(First line within the fold, lines) of the results one fold writes; address = pixel x filters + filter."""
+    column, row = divmod(fold, grid.row_folds)
+    pixels = Axis.plain(np.arange(layer.m, dtype=np.int64) * layer.n)
+    filters = Axis.plain(np.arange(layer.n, dtype=np.int64))
+    window = Window(pixels, filters, 1, 1, False, layer.m * layer.n)
+    across = slice(column * grid.cols, (column + 1) * grid.cols)
+    if grid.dataflow == "os":
+        down = pixels[row * grid.rows : (row + 1) * grid.rows].reversed()
+        start = grid.t - 1 + grid.rows - len(down)
+        return start, SkewedRows(window, ((down, filters[across]),), len(down), grid.cols)
+    down, ports = (pixels, filters[across]) if grid.dataflow == "ws" else (filters, pixels[across])
+    return 2 * grid.rows - 1, SkewedRows(window, ((down, ports),), len(down), grid.cols)

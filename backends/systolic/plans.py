@@ -18,6 +18,7 @@ from stablecast.backends.systolic.calc_reads import (
 )
 from stablecast.backends.systolic.geometry import FoldGrid
 from stablecast.backends.systolic.layers import Layer
+from stablecast.backends.systolic.layout import BankedOperand, layout_events
 from stablecast.backends.systolic.operands import AddressRows, OperandOrder
 from stablecast.backends.systolic.ring import (
     EventChunk,
@@ -111,12 +112,14 @@ class StationaryPlan:
 class SharedPlan:
     """Operand given by its addresses: words that come up more than once, or blanks.
 
-    `layer` allows closed counts for a dense convolution input; without it the addresses are counted.
+    `layer` allows closed counts for a dense convolution input; without it the addresses are counted. `banked` lays
+    the operand out in SRAM lines and banks.
     """
 
     grid: FoldGrid
     order: OperandOrder
     layer: Layer | None = None
+    banked: BankedOperand | None = None
 
     def span(self) -> tuple[int, int]:
         """First and last line that demands a word."""
@@ -151,6 +154,8 @@ class SharedPlan:
 
     def clock(self, total: int, bandwidth: int) -> ReadClock:
         """Stall clock."""
+        if self.banked is not None:
+            return ReadClock(self.banked.ring, layout_events(self.grid, self.order, self.banked))
         prefetch = self.order.prefetch
         valid = valid_words(self.layer) if self.layer is not None else _valid(prefetch)
         ring = Ring.of(total, bandwidth, valid, self.order.prefetch_words)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from stablecast.backends.systolic.geometry import FoldGrid, IntArray, trapezoid_
 
 _CHUNK_EVENTS = 1 << 18
 _CACHED_EVENTS = 1 << 21
+_ALWAYS_LATE = np.int64(1 << 62)
+_NEVER_LATE = np.int64(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,15 @@ class Ring:
         return 0 if distance < self.active else (distance - self.active) // self.step + 1
 
 
-EventChunk = tuple[IntArray, IntArray]
-"""Lines (0-based cycles without stalls, rising) and how many shifts each of them needs."""
+class EventChunk(NamedTuple):
+    """Lines (0-based cycles without stalls, rising), the shifts each needs, and cycles lost to bank conflicts.
+
+    `conflicts` is None without a layout. With one, SCALE-Sim adds a prefetch's lateness once instead of twice.
+    """
+
+    lines: IntArray
+    shifts: IntArray
+    conflicts: IntArray | None = None
 
 
 def no_events() -> Iterator[EventChunk]:
@@ -97,11 +107,11 @@ class _Collector:
 def merge_lines(lines: IntArray, shifts: IntArray) -> EventChunk:
     """Events of one line added up (lines must not fall)."""
     if len(lines) < 2:
-        return lines, shifts
+        return EventChunk(lines, shifts)
     first = np.flatnonzero(np.concatenate(([True], lines[1:] != lines[:-1])))
     if len(first) == len(lines):
-        return lines, shifts
-    return lines[first], np.add.reduceat(shifts, first)
+        return EventChunk(lines, shifts)
+    return EventChunk(lines[first], np.add.reduceat(shifts, first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +184,11 @@ def streamed_events(
         known = cache.get((block, start))
         if known is None:
             if blocks.inner(block):
-                lines, shifts = _fold_events(inner, ring, start, block * blocks.t * blocks.width)
+                lines, shifts, _ = _fold_events(inner, ring, start, block * blocks.t * blocks.width)
             else:
                 if spans_block != block:
                     spans_block, spans = block, blocks.positions(block)
-                lines, shifts = _fold_events(spans, ring, start, 0)
+                lines, shifts, _ = _fold_events(spans, ring, start, 0)
             known = lines + offset, shifts, (start + int(shifts.sum()) * ring.step) % ring.lines
             cached += len(lines) + 8
             if cached > _CACHED_EVENTS:
@@ -225,7 +235,7 @@ def _fold_events(spans: tuple[IntArray, IntArray], ring: Ring, start: int, moved
             lines.append(int(at[good]))
             shifts.append(count)
             start += count * step
-    return np.array(lines, np.int64), np.array(shifts, np.int64)
+    return EventChunk(np.array(lines, np.int64), np.array(shifts, np.int64))
 
 
 def stationary_events(grid: FoldGrid, ring: Ring) -> Iterator[EventChunk]:
@@ -284,6 +294,7 @@ class ReadClock:
         self._lines: list[int] = []
         self._counts: list[int] = []
         self._before: list[int] = []
+        self._conflicts: list[int] | None = None
         self._slack: list[int] = []
         self._slack_array: IntArray = np.zeros(0, np.int64)
         self._refill()
@@ -294,13 +305,19 @@ class ReadClock:
         if chunk is None:
             self._lines = []
             return False
-        lines, counts = chunk
+        lines, counts, conflicts = chunk
         total = np.cumsum(counts)
         self._lines, self._counts = lines.tolist(), counts.tolist()
         self._before = (self.shifts + total - counts).tolist()
         self.shifts += int(total[-1])
         latest = -1 + self._gap * (self.shifts - int(total[-1]) + total)
-        self._slack_array = np.where(counts > 1, latest + self._gap, latest) - lines - 1
+        if conflicts is None:
+            self._conflicts = None
+            self._slack_array = np.where(counts > 1, latest + self._gap, latest) - lines - 1
+        else:
+            self._conflicts = conflicts.tolist()
+            waits = np.where(counts > 0, latest - lines - 1, _NEVER_LATE)
+            self._slack_array = np.where(conflicts > 0, _ALWAYS_LATE, waits)
         self._slack = self._slack_array.tolist()
         return True
 
@@ -336,6 +353,10 @@ class ReadClock:
         if self._lines[index] != line:
             return x
         self._index = index + 1
+        if self._conflicts is not None:
+            count = self._counts[index]
+            ready = max(x, -1 + self._gap * (self._before[index] + count)) if count else x
+            return ready + self._conflicts[index]
         return late_time(x, -1 + self._gap * self._before[index], self._gap, self._counts[index])
 
     def dram(self) -> DramStream:

@@ -10,9 +10,11 @@ from stablecast.backends.systolic.compat import evaluate_layer
 from stablecast.backends.systolic.config import SystolicConfig, read_config
 from stablecast.backends.systolic.corrected_layers import evaluate_corrected
 from stablecast.backends.systolic.layers import Layer, LayerKind
+from stablecast.backends.systolic.layout import Layout, read_layout
 from stablecast.backends.systolic.records import LayerReport
 from stablecast.backends.systolic.reports import report_texts, write_text_atomically
 from stablecast.backends.systolic.topology import Topology, depthwise, depthwise_as_scalesim, read_topology
+from stablecast.backends.systolic.traces import write_traces
 from stablecast.ir.errors import InputError
 
 Compat = Literal["scalesim-3.0"]
@@ -42,13 +44,18 @@ def load(
     return settings, layers
 
 
-def evaluate(layer: Layer, config: SystolicConfig, compat: Compat | None = None) -> LayerReport:
-    """Report of one layer: corrected by default, SCALE-Sim v3's own with `compat="scalesim-3.0"`."""
+def evaluate(
+    layer: Layer, config: SystolicConfig, compat: Compat | None = None, layout: Layout | None = None
+) -> LayerReport:
+    """Report of one layer: corrected by default, SCALE-Sim v3's own with `compat="scalesim-3.0"`.
+
+    `layout` counts in compatibility mode where the configuration asks for custom layouts under USER bandwidth.
+    """
     if compat is None:
         return evaluate_corrected(layer, config)
     if compat != COMPAT:
         raise InputError(f"unknown compat {compat!r}", f"allowed: {COMPAT}")
-    return evaluate_layer(layer, config)
+    return evaluate_layer(layer, config, layout)
 
 
 def run(
@@ -56,16 +63,21 @@ def run(
     topology: Topology | str | Path,
     out_dir: str | Path | None = None,
     *,
+    layout: Layout | str | Path | None = None,
     kind: LayerKind | None = None,
     compat: Compat | None = None,
+    traces: bool = False,
 ) -> RunResult:
     """SCALE-Sim's command as a function: a .cfg, a topology CSV, reports under `out_dir`/<run_name>/.
 
-    Without `out_dir` nothing is written. `kind` None takes conv or gemm from the topology's header. Raises InputError
-    naming file, line and field.
+    Without `out_dir` nothing is written. `kind` None takes conv or gemm from the topology's header. `traces` adds
+    SCALE-Sim's six trace files per layer, in compatibility mode. Raises InputError naming file, line and field.
     """
     settings, network = load(config, topology, kind)
-    notes = [*settings.notes, *network.notes]
+    placed = layout if isinstance(layout, Layout) or layout is None else read_layout(layout)
+    if traces and (compat is None or out_dir is None):
+        raise InputError("traces without compatibility mode or output folder", f"give compat={COMPAT} and a folder")
+    notes = [*settings.notes, *network.notes, *_layout_notes(settings, placed, compat)]
     layers: list[Layer] = []
     for layer in network.layers:
         if compat is None:
@@ -73,10 +85,29 @@ def run(
         else:
             notes.extend(_unsupported(layer))
             layers.extend(depthwise_as_scalesim(layer))
-    reports = tuple(evaluate(layer, settings, compat) for layer in layers)
+    reports = tuple(evaluate(layer, settings, compat, placed) for layer in layers)
     form = settings.sparsity.form if settings.sparsity.enabled else ""
-    files = write_reports(reports, out_dir, settings.run_name, form)
-    return RunResult(reports, files, tuple(notes))
+    files = list(write_reports(reports, out_dir, settings.run_name, form))
+    if traces and out_dir is not None:
+        for index, layer in enumerate(layers):
+            files += write_traces(layer, settings, Path(out_dir) / settings.run_name / f"layer{index}", placed)
+    return RunResult(reports, tuple(files), tuple(notes))
+
+
+def _layout_notes(config: SystolicConfig, layout: Layout | None, compat: Compat | None) -> list[str]:
+    asked = [name for name, banks in (("Ifmap", config.ifmap), ("Filter", config.filter)) if banks.custom_layout]
+    if not asked:
+        return []
+    keys = " and ".join(f"{name}CustomLayout" for name in asked)
+    if compat is None:
+        return [f"{keys}: bank conflicts are modelled in compatibility mode only"]
+    if layout is None:
+        return [f"{keys}: no layout file is given, so bank conflicts are not modelled"]
+    if config.mode == "CALC":
+        return [f"{keys}: no effect with InterfaceBandwidth CALC, as in SCALE-Sim"]
+    if config.sparsity.enabled:
+        return [f"{keys}: not modelled together with sparsity"]
+    return []
 
 
 def write_reports(

@@ -13,9 +13,11 @@ from stablecast.backends.systolic.geometry import FoldGrid
 from stablecast.backends.systolic.layers import Layer
 from stablecast.backends.systolic.operands import (
     AddressArray,
+    MatrixRows,
     OperandOrder,
     SkewedRows,
     Window,
+    filter_order,
     ifmap_order,
 )
 from stablecast.backends.systolic.records import SparseStorage
@@ -58,20 +60,22 @@ class SparseLayer:
         )
         prefetch = SkewedRows(window, blocks, grid.t, grid.rows)
         return OperandOrder(
-            demand, (grid.rows,) * len(demand), prefetch, False, window.size, grid.t * grid.rows * len(blocks)
+            demand, (grid.rows,) * len(demand), prefetch, "row", window.size, grid.t * grid.rows * len(blocks)
         )
 
     def filter_order(self, layer: Layer) -> OperandOrder:
-        """Demand and prefetch order of the row-wise compressed filter, -1 where a block has fewer non-zeros."""
+        """Demand and prefetch order of the compressed filter, -1 where a row-wise block has fewer non-zeros."""
+        if not self.row_wise:
+            return filter_order(layer, self.grid, self.kept)
         grid = self.grid
         matrix = _compressed(layer, self.block, self.counts, grid.sr)
         columns = [matrix[:, at : at + grid.cols] for at in range(0, grid.sc, grid.cols)]
         padded = [np.pad(part, ((0, 0), (0, grid.cols - part.shape[1])), constant_values=-1) for part in columns]
         rows = range(0, grid.sr, grid.rows)
-        demand = tuple(_Matrix(part[at : at + grid.rows][::-1]) for part in padded for at in rows)
+        demand = tuple(MatrixRows(part[at : at + grid.rows][::-1]) for part in padded for at in rows)
         offset = tuple(grid.rows - source.rows for source in demand)
-        prefetch = _Matrix(np.concatenate(padded))
-        return OperandOrder(demand, offset, prefetch, True, layer.k * layer.n, prefetch.matrix.size)
+        prefetch = MatrixRows(np.concatenate(padded))
+        return OperandOrder(demand, offset, prefetch, "fold", layer.k * layer.n, prefetch.matrix.size)
 
 
 def sparse_layer(layer: Layer, config: SystolicConfig) -> SparseLayer:
@@ -130,24 +134,6 @@ def _compressed(layer: Layer, block: int, counts: npt.NDArray[np.int64], rows: i
     held = room[:, None] & (slot[:, None] < counts[None, :])
     address = word[:, None] + np.arange(layer.n)[None, :] * layer.k
     return np.where(held, address, -1).astype(np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class _Matrix:
-    """Addresses given as a matrix."""
-
-    matrix: AddressArray
-
-    @property
-    def rows(self) -> int:
-        return self.matrix.shape[0]
-
-    @property
-    def width(self) -> int:
-        return self.matrix.shape[1]
-
-    def chunk(self, first: int, stop: int) -> AddressArray:
-        return np.ascontiguousarray(self.matrix[first:stop])
 
 
 @dataclass(frozen=True, slots=True)

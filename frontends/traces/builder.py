@@ -8,8 +8,6 @@ import numpy as np
 
 from stablecast.ir.trace_events import Category, TraceEvents
 
-_MICRO = 1e-6
-
 
 class EventBuilder:
     """Takes events one at a time, in any order, and keeps a few numbers of each.

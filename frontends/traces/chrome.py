@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from stablecast.frontends.traces.builder import EventBuilder
 from stablecast.frontends.traces.json_scan import JsonScanner
-from stablecast.frontends.traces.lines import DEVICE_PROCESS, device_number, line_category
+from stablecast.frontends.traces.lines import DEVICE_PROCESS, device_number, is_stream, line_category
 from stablecast.frontends.traces.stream import Pieces, text_pieces
 from stablecast.ir.errors import InputError
 from stablecast.ir.trace_events import Category, TraceEvents
@@ -82,6 +82,7 @@ class _Lines:
 
     processes: dict[Any, str] = field(default_factory=dict[Any, str])
     threads: dict[tuple[Any, Any], str] = field(default_factory=dict[tuple[Any, Any], str])
+    streamed: dict[Any, bool] = field(default_factory=dict[Any, bool])
 
     def take(self, event: Mapping[str, Any]) -> None:
         name = str((event.get("args") or {}).get("name", ""))
@@ -95,7 +96,16 @@ class _Lines:
         process = self.processes.get(pid, "")
         if not DEVICE_PROCESS.match(process):
             return Category.OTHER, False
-        return line_category(self.threads.get((pid, tid), "")), True
+        thread = self.threads.get((pid, tid), "")
+        category = line_category(thread)
+        if category is Category.KERNEL and not is_stream(thread) and self._has_streams(pid):
+            return Category.DERIVED, True
+        return category, True
+
+    def _has_streams(self, pid: Any) -> bool:
+        if pid not in self.streamed:
+            self.streamed[pid] = any(is_stream(name) for (owner, _), name in self.threads.items() if owner == pid)
+        return self.streamed[pid]
 
     def label(self, pid: Any, tid: Any) -> str:
         process, thread = self.processes.get(pid, ""), self.threads.get((pid, tid), "")
@@ -181,7 +191,8 @@ class _Reader:
         named = _RANK_IN_NAME.search(path.name)
         rank = _whole(distributed.get("rank"), int(named[1]) if named else 0)
         origin = float(self.builder.origin or 0) * _MICRO + float(facts.get("baseTimeNanoseconds") or 0) * 1e-9
-        device = names.get(used, "")
+        planes = (found[1] for name in self.lines.processes.values() if (found := DEVICE_PROCESS.match(name)))
+        device = names.get(used, "") or next(planes, "")
         return self.builder.build(rank=rank, device=device, source=str(path), epoch_s=origin, damage=damage, skipped=skipped)
 
 

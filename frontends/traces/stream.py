@@ -79,6 +79,16 @@ def text_pieces(pieces: Pieces) -> Iterator[str]:
         yield decoder.decode(piece)
 
 
+def text_lines(pieces: Pieces) -> Iterator[str]:
+    """The lines of a text, without their ends."""
+    rest = ""
+    for text in text_pieces(pieces):
+        *whole_lines, rest = (rest + text).split("\n")
+        yield from whole_lines
+    if rest:
+        yield rest
+
+
 def head(path: Path, size: int = 4096) -> bytes:
     """The first `size` unpacked bytes."""
     found = b""

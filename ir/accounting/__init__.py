@@ -18,7 +18,9 @@ from stablecast.ir.accounting import (
 )
 from stablecast.ir.accounting.account import Account, account
 from stablecast.ir.accounting.context import Context, work_of
+from stablecast.ir.accounting.matrix import Support, support_matrix
 from stablecast.ir.accounting.registry import register_work
+from stablecast.ir.accounting.user_rules import load_rules
 from stablecast.ir.accounting.values import Basis, Conventions, OpWork
 
 RULES = (
@@ -36,4 +38,17 @@ RULES = (
 )
 """The modules that hold the built-in rules."""
 
-__all__ = ["RULES", "Account", "Basis", "Context", "Conventions", "OpWork", "account", "register_work", "work_of"]
+__all__ = [
+    "RULES",
+    "Account",
+    "Basis",
+    "Context",
+    "Conventions",
+    "OpWork",
+    "Support",
+    "account",
+    "load_rules",
+    "register_work",
+    "support_matrix",
+    "work_of",
+]

@@ -20,7 +20,7 @@ _RAGGED = frozenset({"chlo.ragged_dot", "mhlo.ragged_dot"})
 Entries = list[tuple[Op, OpWork]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Account:
     """What a program does, op by op as captured: every op reads its operands and writes its results.
 
@@ -81,6 +81,29 @@ class Account:
             "notes": list(self.notes),
         }
 
+    def __repr__(self) -> str:
+        """The totals, the conventions, and what is missing, a line each."""
+        work = self.work
+        chosen = (
+            f"padding {self.conventions.padding}, causal {self.conventions.causal}, branch {self.conventions.branch}"
+        )
+        lines = [
+            f"work of {self.name}, before fusion ({chosen})",
+            f"  matrix FLOP       {work.matmul_flops:>26,.0f}",
+            f"  vector FLOP       {work.vector_flops:>26,.0f}",
+            f"  transcendentals   {work.transcendentals:>26,.0f}",
+            f"  bytes read        {work.bytes_read:>26,.0f}",
+            f"  bytes written     {work.bytes_written:>26,.0f}",
+        ]
+        if not self.exact_loops:
+            names = ", ".join(symbol.name for symbol in self.symbols)
+            lines.append(f"  a lower bound: the trips of these loops are not known: {names}")
+        lines += [
+            f"  not modelled: {item.op}, {item.count:,.0f} times, {item.share:.1%} of the bytes"
+            for item in self.unmodelled
+        ]
+        return "\n".join(lines)
+
     def _symbol(self, symbol: Symbol) -> dict[str, Any]:
         value = self.conventions.loops.get(symbol.name, symbol.default)
         return {"name": symbol.name, "low": symbol.low, "high": symbol.high, "value": value}
@@ -119,7 +142,7 @@ def account(program: Program, conventions: Conventions | None = None) -> Account
         padded_flops=weigh(tally.flops, chosen.loops, lambda number: walker.entries[number][1].padded_flops),
         dilation_flops=weigh(tally.flops, chosen.loops, lambda number: walker.entries[number][1].dilation_flops),
         matmul_by_dtype=_by_dtype(walker.entries, tally, chosen),
-        notes=(*_dense_ragged(program), *_notes(walker.entries)),
+        notes=(*_whole_mesh(program), *_dense_ragged(program), *_notes(walker.entries)),
     )
 
 
@@ -196,6 +219,12 @@ def _by_dtype(entries: Entries, tally: Tally, conventions: Conventions) -> Mappi
             lambda number, m=members: entries[number][1].counted(padding).matmul_flops if number in m else 0,
         )
     return found
+
+
+def _whole_mesh(program: Program) -> tuple[str, ...]:
+    if not program.stage.is_global:
+        return ()
+    return (f"the program is not partitioned: its work is that of all {program.num_devices} devices together",)
 
 
 def _dense_ragged(program: Program) -> tuple[str, ...]:

@@ -62,6 +62,9 @@ class Offsets:
 
 Known = Affine | Mask | Never | Made | Masked | Offsets
 _PASSING = frozenset({"convert", "optimization_barrier", "sharding_constraint", "copy", "reduce_precision", "bitcast"})
+_MOST_MADE = 8
+"""A sum of more products than this is a residual stream, not scores."""
+
 _CONDITIONS = {"GE": (1, 0), "GT": (1, -1), "LE": (-1, 0), "LT": (-1, -1)}
 
 
@@ -180,7 +183,7 @@ class _Finder:
             if name in ("multiply", "divide"):
                 self._record(made, masked, _shape(op.result_type))
             return Masked(masked)
-        return Made(made) if made else None
+        return Made(made) if 0 < len(made) <= _MOST_MADE else None
 
 
 def _passed(values: tuple[int, ...], known: list[Known | None]) -> dict[int, Known]:

@@ -13,7 +13,7 @@ _WORK = {
 }
 _HEADER = """# Supported ops
 
-Generated from the work rules; do not edit. `python -m stablecast.ir.accounting.matrix docs/ops.md` writes it anew.
+Generated from the work rules; do not edit. `python -m stablecast.ir.accounting docs/ops.md` writes it anew.
 
 1 multiply-add = 2 FLOP. Matrix FLOPs are those of products, convolutions and factorisations; vector FLOPs everything
 else; transcendentals stand apart. Unless a row says otherwise, an op reads its operands and writes its results once,
@@ -96,15 +96,3 @@ def _merged(names: list[str]) -> list[str]:
 
 def _twin(name: str) -> str:
     return name.replace("mhlo.", "stablehlo.", 1) if name.startswith("mhlo.") else name
-
-
-def main(path: str) -> None:
-    """Write the page to `path`."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(markdown())
-
-
-if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1])

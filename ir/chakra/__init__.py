@@ -44,6 +44,7 @@ from stablecast.ir.chakra.schema import (
     uint64_attr,
 )
 from stablecast.ir.chakra.show import open_rank, trace_dot, trace_json, trace_table
+from stablecast.ir.chakra.sink import CountingWriter, TarWriter, TraceSink
 from stablecast.ir.chakra.stats import CollectiveRow, TraceStats, trace_stats
 from stablecast.ir.chakra.surroundings import CommGroups, Surroundings, find_surroundings, read_comm_groups
 from stablecast.ir.chakra.template import TraceTemplate
@@ -62,6 +63,7 @@ __all__ = [
     "CollectiveRow",
     "CollectiveType",
     "CommGroups",
+    "CountingWriter",
     "Difference",
     "Fault",
     "IOInfo",
@@ -72,12 +74,14 @@ __all__ = [
     "PrefixWriter",
     "Scalar",
     "Surroundings",
+    "TarWriter",
     "Trace",
     "TraceDiff",
     "TraceError",
     "TraceFiles",
     "TraceMetadata",
     "TraceReader",
+    "TraceSink",
     "TraceStats",
     "TraceTemplate",
     "TraceWriter",

@@ -1,31 +1,20 @@
 """Writing all ranks of a prefix: files appear together, with a manifest written last."""
 
-import json
 import os
 import shutil
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from stablecast.ir.chakra.files import os_failure, rank_files, temporary_beside
-from stablecast.ir.chakra.schema import Node, TraceMetadata
+from stablecast.ir.chakra.sink import MANIFEST_FORMAT, TraceSink, encode_trace
 from stablecast.ir.chakra.surroundings import manifest_path
-from stablecast.ir.chakra.wire import encode_metadata, encode_node, frame
 from stablecast.ir.errors import InputError
 
-MANIFEST_FORMAT = "stablecast-chakra-manifest"
+__all__ = ["MANIFEST_FORMAT", "PrefixWriter", "encode_trace"]
+
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
-def encode_trace(nodes: Iterable[Node], metadata: TraceMetadata | None = None) -> bytes:
-    """The bytes of a rank's file."""
-    head = frame(encode_metadata(metadata or TraceMetadata()))
-    return head + b"".join(frame(encode_node(node)) for node in nodes)
-
-
-class PrefixWriter:
+class PrefixWriter(TraceSink):
     """Writes `<prefix>.<rank>.et` for many ranks, other files beside them, and `<prefix>.manifest.json` last.
 
     Use as a context manager. Everything is written into a hidden folder beside the prefix and moved into place on
@@ -34,13 +23,8 @@ class PrefixWriter:
     """
 
     def __init__(self, prefix: str | Path, *, overwrite: bool = False) -> None:
-        self.prefix = Path(prefix)
-        if not self.prefix.name:
-            raise InputError(f"{prefix}: no name for the trace", "give DIR/name")
+        super().__init__(prefix)
         self.overwrite = overwrite
-        self.notes: dict[str, object] = {}
-        self.bytes = self.nodes = self.ranks = 0
-        self._entries: dict[str, dict[str, int]] = {}
         folder = self.prefix.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -60,72 +44,31 @@ class PrefixWriter:
         ]
         return ([manifest] if manifest.exists() else []) + [path for path in both if path.exists()]
 
-    def write_rank(self, rank: int, data: bytes, nodes: int) -> None:
-        """Write the bytes of a rank's file, which holds that many nodes."""
-        if rank < 0:
-            raise InputError(f"{rank} is no rank")
-        self._write(f"{self.prefix.name}.{rank}.et", data)
-        self.ranks += 1
-        self.nodes += nodes
-
-    def write_nodes(self, rank: int, nodes: Sequence[Node], metadata: TraceMetadata | None = None) -> None:
-        """Encode and write the nodes of a rank."""
-        self.write_rank(rank, encode_trace(nodes, metadata), len(nodes))
-
-    def write_groups(self, members: Mapping[str, Sequence[int]], name: str = "comm_group.json") -> None:
-        """Write the group file. Raises `InputError` for a key that is no positive integer or a group without ranks."""
-        for key, ranks in members.items():
-            if not (key.isascii() and key.isdigit() and int(key) > 0) or not ranks:
-                raise InputError(f'group "{key}": keys are positive integers, groups hold at least one rank')
-        self.write_file(name, json.dumps({key: list(ranks) for key, ranks in members.items()}).encode())
-
     def write_file(self, name: str, data: bytes) -> None:
         """Write another file that belongs to the trace, such as `system.json`."""
-        if Path(name).name != name:
-            raise InputError(f"{name} is no plain file name")
         target = self.prefix.parent / name
-        if target.exists() and not self.overwrite:
+        if Path(name).name == name and target.exists() and not self.overwrite:
             raise InputError(f"{target} exists", "add --overwrite or choose another folder")
-        self._write(name, data)
+        super().write_file(name, data)
 
     def _write(self, name: str, data: bytes) -> None:
-        if name in self._entries:
-            raise InputError(f"{name} is written twice")
+        handle = os.open(f"{self._staging}/{name}", _FLAGS, 0o666)
         try:
-            handle = os.open(f"{self._staging}/{name}", _FLAGS, 0o666)
-            try:
-                done = os.write(handle, data)
-                while done < len(data):
-                    done += os.write(handle, data[done:])
-            finally:
-                os.close(handle)
-        except OSError as error:
-            raise os_failure(self.prefix.parent / name, error) from None
-        self._entries[name] = {"bytes": len(data), "crc32": zlib.crc32(data)}
-        self.bytes += len(data)
+            done = os.write(handle, data)
+            while done < len(data):
+                done += os.write(handle, data[done:])
+        finally:
+            os.close(handle)
 
-    def _manifest(self) -> bytes:
-        content = {
-            "format": MANIFEST_FORMAT,
-            "version": 1,
-            "prefix": self.prefix.name,
-            "ranks": self.ranks,
-            "nodes": self.nodes,
-            "bytes": self.bytes,
-            **self.notes,
-            "files": self._entries,
-        }
-        return json.dumps(content).encode()
-
-    def _commit(self) -> None:
-        folder, manifest = self.prefix.parent, manifest_path(self.prefix)
-        (self._staging / manifest.name).write_bytes(self._manifest())
+    def _commit(self, manifest: str) -> None:
+        folder = self.prefix.parent
+        (self._staging / manifest).write_bytes(self._manifest())
         moved: list[str] = []
         try:
             for path in self._old:
                 if path.name not in self._entries:
                     path.unlink(missing_ok=True)
-            for name in [*self._entries, manifest.name]:
+            for name in [*self._entries, manifest]:
                 moved.append(name)
                 os.replace(f"{self._staging}/{name}", f"{folder}/{name}")
         except BaseException:
@@ -133,18 +76,5 @@ class PrefixWriter:
                 (folder / name).unlink(missing_ok=True)
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                if not self.ranks:
-                    raise InputError(f"{self.prefix}: no rank was written", "ask for at least one rank")
-                self._commit()
-        except OSError as failure:
-            raise os_failure(self.prefix, failure) from None
-        finally:
-            shutil.rmtree(self._staging, ignore_errors=True)
+    def _discard(self) -> None:
+        shutil.rmtree(self._staging, ignore_errors=True)

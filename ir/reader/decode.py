@@ -92,8 +92,15 @@ class Decoder:
             return Dense(None, splat=False)
         named = self._named.get(name)
         if named is not None:
-            return named(attribute)
+            return named(self._respelled(attribute) if name in _MHLO_TWINS else attribute)
         return self.plain(attribute)
+
+    def _respelled(self, attribute: Any) -> Any:
+        """An attribute of the MHLO dialect as the StableHLO attribute that is written the same."""
+        text = str(attribute)
+        if not text.startswith("#mhlo"):
+            return attribute
+        return self._ir.Attribute.parse("#stablehlo" + text[len("#mhlo") :], attribute.context)
 
     def plain(self, attribute: Any) -> Any:
         """A builtin attribute as a Python value; dialect attributes as their text."""
@@ -315,6 +322,17 @@ class Decoder:
         found = self._meshes[name] = _mesh_of(attribute, name)
         return found
 
+
+_MHLO_TWINS = frozenset(
+    {
+        "channel_handle",
+        "compare_type",
+        "comparison_direction",
+        "dimension_numbers",
+        "dot_dimension_numbers",
+        "scatter_dimension_numbers",
+    }
+)
 
 _INT_LISTS = (
     "window_strides",

@@ -1,11 +1,13 @@
 """The reader: one memoising walk over an MLIR module to our typed program."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from stablecast.ir import mlir
+from stablecast.ir.attributes import Dense
 from stablecast.ir.errors import InputError
-from stablecast.ir.loops import Unknown, source_of, trip_count
+from stablecast.ir.loops import Unknown, constant, source_of, trip_count
 from stablecast.ir.program import (
     NO_ATTRIBUTES,
     Argument,
@@ -24,6 +26,39 @@ from stablecast.ir.types import Count, Symbol, ValueType
 _TERMINATORS = frozenset({"stablehlo.return", "func.return", "sdy.return", "mhlo.return"})
 _CALLEE_ATTRIBUTES = ("callee", "decomposition", "call_target", "fused_computation", "called_computation")
 _SHARDING_ATTRIBUTES = ("sdy.sharding", "mhlo.sharding")
+_MHLO_ONLY = frozenset(
+    f"mhlo.{name}"
+    for name in (
+        "acos",
+        "acosh",
+        "add_dependency",
+        "asin",
+        "asinh",
+        "async_update",
+        "atanh",
+        "bitcast",
+        "copy",
+        "cosh",
+        "domain",
+        "erf",
+        "fusion",
+        "minimum_broadcast_shapes",
+        "mulhi",
+        "ragged_dot",
+        "scan",
+        "sinh",
+        "stochastic_convert",
+        "topk",
+        "trace",
+        "xla.rng_get_and_update_state",
+    )
+)
+"""Ops of the MHLO dialect that StableHLO has not; the others are read as the StableHLO op of the same name."""
+
+_NOTHING: Mapping[int, int] = {}
+
+CallConstants = Mapping[tuple[str, int], int]
+"""Integers that every call of a function passes for an argument, by function and index."""
 
 
 class _Decoded(NamedTuple):
@@ -40,12 +75,21 @@ def read(data: bytes, source: str = "module") -> Program:
     `source` names it in messages. Raises `InputError` for text that is no module, an empty module, a module without
     an entry function, dynamic shapes and unsupported types.
     """
-    return _ModuleReader(mlir.parse(data, source), source).program()
+    module = mlir.parse(data, source)
+    constants: CallConstants = {}
+    while True:
+        reader = _ModuleReader(module, source, constants)
+        program = reader.program()
+        found = reader.call_constants(program) if program.symbols else constants
+        if found == constants:
+            return program
+        constants = found
 
 
 class _ModuleReader:
-    def __init__(self, module: Any, source: str) -> None:
+    def __init__(self, module: Any, source: str, constants: CallConstants) -> None:
         self._module = module
+        self._constants = constants
         self._source = source
         self._decoder = Decoder(source)
         self._locate = LocationReader(source)
@@ -136,7 +180,7 @@ class _ModuleReader:
             raise InputError(
                 f"{self._source}: function @{name} {what}", "export it as StableHLO with structured control flow"
             )
-        arguments = self._arguments(blocks[0], attributes)
+        arguments = self._arguments(blocks[0], attributes, name)
         results = self._dicts(attributes, "res_attrs")
         return Function(
             name,
@@ -153,7 +197,7 @@ class _ModuleReader:
             {item.name: self._decoder.attribute(item.name, item.attr) for item in entry} for entry in attributes[name]
         ]
 
-    def _arguments(self, block: Any, attributes: Any) -> tuple[Argument, ...]:
+    def _arguments(self, block: Any, attributes: Any, function: str) -> tuple[Argument, ...]:
         entries = self._dicts(attributes, "arg_attrs")
         arguments: list[Argument] = []
         for index, value in enumerate(block.arguments):
@@ -164,7 +208,11 @@ class _ModuleReader:
             arguments.append(
                 Argument(name, self._decoder.type(value.type), sharding, kept_index=index, aliases_output=alias)
             )
-            self._argument_names[len(self._types) + index] = name
+            value_id = len(self._types) + index
+            self._argument_names[value_id] = name
+            if (function, index) in self._constants:
+                held = Dense((self._constants[function, index],), splat=True)
+                self._definitions[value_id] = Op("stablehlo.constant", (), (value_id,), (), (), {"value": held})
         return tuple(arguments)
 
     def _sharding_of(self, entry: dict[str, Any]) -> Sharding | None:
@@ -184,14 +232,19 @@ class _ModuleReader:
             types.append(kind(value.type))
         return tuple(range(first, len(types)))
 
-    def _block(self, block: Any) -> Block:
+    def _block(self, block: Any, invariant: Mapping[int, int] = _NOTHING) -> Block:
+        """`invariant`: index of an argument -> the outer value that it always equals."""
         args = self._new_values(block.arguments)
+        for index, outer in invariant.items():
+            self._definitions[args[index]] = Op("stablehlo.optimization_barrier", (outer,), (args[index],), (), ())
         arg_types = tuple(self._types[arg] for arg in args)
         ops: list[Op] = []
         returns: tuple[int, ...] = ()
         for view in block.operations:
             raw = view.operation
             name = raw.name
+            if name.startswith("mhlo.") and name not in _MHLO_ONLY:
+                name = "stable" + name[1:]
             if name in _TERMINATORS:
                 returns = tuple([self._ids[value] for value in raw.operands])
             else:
@@ -210,7 +263,8 @@ class _ModuleReader:
         regions: tuple[Block, ...] = ()
         count: Count = 1
         if len(raw.regions):
-            regions = tuple([self._region(region, name) for region in raw.regions])
+            invariant = self._invariant(raw, operands) if name == "stablehlo.while" else _NOTHING
+            regions = tuple([self._region(region, name, invariant) for region in raw.regions])
             if name == "stablehlo.while":
                 count = self._count(operands, regions, location.scope)
         self._saw.add(name)
@@ -235,11 +289,19 @@ class _ModuleReader:
             self._definitions[value] = op
         return op
 
-    def _region(self, region: Any, name: str) -> Block:
+    @staticmethod
+    def _invariant(loop: Any, operands: tuple[int, ...]) -> Mapping[int, int]:
+        """What a loop carries and never changes, so that bounds of loops inside it are seen."""
+        body = loop.regions[1].blocks[0]
+        returned = body.operations[len(body.operations) - 1].operation.operands
+        pairs = enumerate(zip(body.arguments, returned, operands, strict=True))
+        return {index: outer for index, (arg, value, outer) in pairs if value == arg}
+
+    def _region(self, region: Any, name: str, invariant: Mapping[int, int]) -> Block:
         blocks = list(region.blocks)
         if len(blocks) > 1:
             raise InputError(f"{self._source}: a region of {name} has branches between blocks")
-        return self._block(blocks[0]) if blocks else Block((), (), (), ())
+        return self._block(blocks[0], invariant) if blocks else Block((), (), (), ())
 
     def _attributes(self, name: str, attributes: Any) -> _Decoded:
         if not len(attributes):
@@ -264,6 +326,16 @@ class _ModuleReader:
                 shardings = cast("tuple[Sharding, ...]", value) if known else (Sharding(gspmd=str(value)),)
         callee = next((attrs[label] for label in _CALLEE_ATTRIBUTES if isinstance(attrs.get(label), str)), "")
         return _Decoded(attrs, shardings, callee, len(self._decoded) + 1)
+
+    def call_constants(self, program: Program) -> CallConstants:
+        """Integers that every call of a function passes for the same argument."""
+        passed: dict[tuple[str, int], set[int | None]] = {}
+        for op in program.walk():
+            if op.callee in program.functions:
+                for index, value in enumerate(op.operands):
+                    passed.setdefault((op.callee, index), set()).add(constant(value, self._definitions))
+        single = {place: next(iter(values)) for place, values in passed.items() if len(values) == 1}
+        return {place: value for place, value in single.items() if value is not None}
 
     def _count(self, operands: tuple[int, ...], regions: tuple[Block, ...], scope: str) -> Count:
         count = trip_count(operands, regions[0], regions[1], self._definitions)

@@ -8,8 +8,8 @@ from stablecast.ir.program import Axis
 
 
 def ragged_dot_dims(text: str) -> RaggedDotDims:
-    """`#chlo.ragged_dot<lhs_batching_dimensions = [0], ...>`; a field that is not printed is empty."""
-    if not text.startswith("#chlo.ragged_dot<"):
+    """`#chlo.ragged_dot<lhs_batching_dimensions = [0], ...>` (or mhlo's); a field that is not printed is empty."""
+    if not text.startswith(("#chlo.ragged_dot<", "#mhlo.ragged_dot<")):
         raise InputError(f"not the dimension numbers of a ragged dot: {text[:80]}")
     fields = {name: _numbers(values) for name, values in re.findall(r"(\w+) = \[([^\]]*)\]", text)}
     dot = DotDims(

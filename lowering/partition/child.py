@@ -14,6 +14,7 @@ from typing import Any
 from stablecast.ir import mlir
 from stablecast.ir.errors import StablecastError, ToolError
 from stablecast.lowering.partition.gspmd_module import has_gspmd, to_sdy
+from stablecast.lowering.partition.rules import teach
 
 ROUND_TRIP_NOTE = "XLA could not import the module; Shardy ran on it as captured, in another order than XLA's"
 
@@ -44,6 +45,7 @@ def partition_module(data: bytes, route: str) -> tuple[dict[str, Any], bytes]:
         header["route"] = "direct"
     else:
         module, header["route"] = _imported(data, module, header["notes"])
+    teach(module)
     mlir.run_passes(module, _PIPELINE)
     header["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return header, mlir.write_bytecode(module)

@@ -13,7 +13,7 @@ from stablecast.ir.program import Axis, Op
 from stablecast.ir.types import TensorType, ValueType, as_tensor
 from stablecast.lowering.partition.site import Site
 
-FAR_NOTE = "a slice or pad of a sharded dimension moves rows farther than to the next shard: modelled, not XLA's exact steps"
+FAR_NOTE = "a slice or pad of a sharded dimension fetches rows from beyond the next shard: modelled on XLA's rounds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,39 @@ def halo(parts: int, size: int, first: Callable[[int], int], last: Callable[[int
     left = max(k * size - first(k) for k in inner[0])
     right = max(last(k) - (k + 1) * size for k in inner[1])
     return Halo(max(left, 0), max(right, 0))
+
+
+def rounds(
+    parts: int, size: int, first: Callable[[int], int], last: Callable[[int], int], whole: int
+) -> list[tuple[int, int]]:
+    """The permutations by which devices fetch `[first(k), last(k))` from anywhere, as ranges of the own shard.
+
+    XLA's greedy order: targets ascending, their sources ascending; each pair joins the first permutation in which
+    neither takes part, and a permutation sends the range that covers all its pairs. Long meshes are taken at their
+    ends, as what lies between repeats.
+    """
+    taken: list[tuple[set[int], set[int]]] = []
+    spans: list[tuple[int, int]] = []
+    near = range(parts) if parts <= 2 * _EXACT else (*range(_EXACT), *range(parts - _EXACT, parts))
+    for target in near:
+        low, high = max(first(target), 0), min(last(target), whole)
+        for source in range(low // size, -(-high // size)) if high > low else ():
+            if source == target:
+                continue
+            cut = max(low - source * size, 0), min(high - source * size, size)
+            place = next(
+                (i for i, (froms, to) in enumerate(taken) if source not in froms and target not in to), len(taken)
+            )
+            if place == len(taken):
+                taken.append((set(), set()))
+                spans.append(cut)
+            taken[place][0].add(source)
+            taken[place][1].add(target)
+            spans[place] = min(spans[place][0], cut[0]), max(spans[place][1], cut[1])
+    return spans
+
+
+_EXACT = 256
 
 
 @dataclass(slots=True)
@@ -60,7 +93,16 @@ class Exchange:
                 pieces.insert(0 if step == 1 else len(pieces), piece.result)
                 types.insert(0 if step == 1 else len(types), as_tensor(piece.result_type))
         wide = _with_size(self.kind, dim, sum(kind.shape[dim] for kind in types))
-        self._append("stablehlo.concatenate", pieces, types, wide, {"dimension": dim})
+        self.append("stablehlo.concatenate", pieces, types, wide, {"dimension": dim})
+
+    def fetch(self, dim: int, axes: tuple[Axis, ...], mesh: str, spans: list[tuple[int, int]]) -> None:
+        """Receive ranges of other shards, one permutation each, and put them beside the own shard."""
+        pieces = [self.permuted(dim, axes, mesh, high - low, 1) for low, high in spans]
+        if pieces:
+            types = [self.kind, *(as_tensor(piece.result_type) for piece in pieces)]
+            wide = _with_size(self.kind, dim, sum(kind.shape[dim] for kind in types))
+            values = [self.value, *(piece.result for piece in pieces)]
+            self.append("stablehlo.concatenate", values, types, wide, {"dimension": dim})
 
     def permuted(self, dim: int, axes: tuple[Axis, ...], mesh: str, amount: int, step: int) -> Op:
         """`amount` elements of the own shard along `dim` sent `step` places on."""
@@ -84,8 +126,11 @@ class Exchange:
 
     def gather(self, dim: int, axes: tuple[Axis, ...], mesh: str) -> None:
         """Gather the whole dimension on every device."""
-        whole = self.site.op.operand_types[0]
-        full = _with_size(self.kind, dim, as_tensor(whole).shape[dim])
+        self.gather_to(dim, axes, mesh, as_tensor(self.site.op.operand_types[0]).shape[dim])
+
+    def gather_to(self, dim: int, axes: tuple[Axis, ...], mesh: str, size: int) -> None:
+        """Gather `dim` over `axes`, which makes it `size` long."""
+        full = _with_size(self.kind, dim, size)
         groups = self.site.layout.groups(mesh, axes)
         op = self.site.builder.collective(
             "all_gather", self.value, self.kind, full, groups, self.site.op.location, all_gather_dim=dim
@@ -93,9 +138,10 @@ class Exchange:
         self.ops.append(op)
         self.value, self.kind = op.result, full
 
-    def _append(
+    def append(
         self, name: str, values: list[int], types: list[TensorType], result: TensorType, attrs: dict[str, object]
     ) -> None:
+        """One more op of this operand; it then is the op's result."""
         op = self.site.builder.op(name, values, types, (result,), attrs, location=self.site.op.location)
         self.ops.append(op)
         self.value, self.kind = op.result, result

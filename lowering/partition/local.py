@@ -12,7 +12,9 @@ from stablecast.lowering.partition.build import Builder
 from stablecast.lowering.partition.layout import REPLICATED, Layout
 from stablecast.lowering.partition.missing import MODELS
 from stablecast.lowering.partition.permute import with_groups
+from stablecast.lowering.partition.ragged import restored
 from stablecast.lowering.partition.reshards import RESHARDS
+from stablecast.lowering.partition.rules import PREFIX
 from stablecast.lowering.partition.site import Site
 from stablecast.lowering.partition.sizes import local_attributes
 
@@ -52,6 +54,7 @@ class Localiser:
         self._producers: dict[int, Op] = {}
         self._plain: dict[Any, tuple[str, Mapping[str, Any], int]] = {}
         self._locations: dict[Location, Location] = {}
+        self._stood_for: dict[int, Op] = {}
         self._scope = ""
         self.num_ops = 0
 
@@ -110,6 +113,9 @@ class Localiser:
         if name in _INLINED and op.regions:
             self._inline(op, out)
             return
+        if name == "stablehlo.custom_call" and str(op.attrs.get("call_target_name", "")).startswith(PREFIX):
+            op = self._restored(op)
+            name = op.name
         shardings = self._result_shardings(op)
         local = self._layout.local
         types = tuple([local(kind, sharding) for kind, sharding in zip(op.result_types, shardings, strict=True)])
@@ -122,7 +128,6 @@ class Localiser:
         rule = RESHARDS.get(name)
         if rule is not None:
             made = rule(self._site(op, types, shardings))
-            self._local[op.result] = made[-1].result_types[0]
             out.extend(made)
             return
         model = MODELS.get(name)
@@ -132,6 +137,13 @@ class Localiser:
                 out.extend(modelled)
                 return
         out.append(self._network(op, types) if name in _NETWORK else self._ordinary(op, types))
+
+    def _restored(self, op: Op) -> Op:
+        """The op that stood behind a custom call; equal calls share their attributes and signature."""
+        held = self._stood_for.get(op.signature)
+        if held is None:
+            held = self._stood_for[op.signature] = restored(op, PREFIX)
+        return replace(op, name=held.name, attrs=held.attrs)
 
     def _result_shardings(self, op: Op) -> tuple[Sharding, ...]:
         held = op.shardings or op.attrs.get("out_sharding") or ()
@@ -152,6 +164,7 @@ class Localiser:
             self._note,
             self._producers.get,
             self._shardings.__getitem__,
+            lambda value: self._names.get(value, value),
         )
 
     def _operands(self, op: Op) -> tuple[int, ...]:

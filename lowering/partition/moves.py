@@ -5,7 +5,7 @@ from typing import Any
 
 from stablecast.ir.program import Axis, Op
 from stablecast.ir.types import TensorType, ValueType, as_tensor
-from stablecast.lowering.partition.halo import FAR_NOTE, Exchange, final, halo
+from stablecast.lowering.partition.halo import FAR_NOTE, Exchange, Halo, final, halo, rounds
 from stablecast.lowering.partition.site import Site
 
 CONCAT_NOTE = "a concatenation along a sharded dimension goes through another dimension by all-to-alls, or through a gather"
@@ -57,20 +57,18 @@ def _moved(
             exchange.widen(dim, axes, mesh, around)
             continue
         site.note(FAR_NOTE)
-        needed = max(1, last(dim, 0, results) - first(dim, 0, results))
-        for amount in _far(size, needed):
-            exchange.permuted(dim, axes, mesh, min(amount, exchange.kind.shape[dim]), 1)
+        spans = rounds(
+            parts,
+            size,
+            lambda k, d=dim, r=results: first(d, k, r),
+            lambda k, d=dim, r=results: last(d, k, r),
+            site.operand_type(0).shape[dim],
+        )
+        exchange.fetch(dim, axes, mesh, spans)
     if not exchange.ops:
         return None
     attrs = _whole_slice(site, exchange.kind) if site.op.name == "stablehlo.slice" else None
     return [*exchange.ops, final(site, [exchange.value, *site.operands[1:]], [exchange.kind, *site.local[1:]], attrs)]
-
-
-def _far(size: int, needed: int) -> list[int]:
-    """Sizes of the permutations by which shards of `size` give each device `needed` rows from anywhere."""
-    if needed > size:
-        return [size] * -(-needed // size)
-    return [size] + [needed] * (-(-size // needed) - 1)
 
 
 def _whole_slice(site: Site, kind: TensorType) -> dict[str, Any]:
@@ -85,6 +83,9 @@ def concatenate(site: Site) -> list[Op] | None:
     parts = site.result_parts(dim)
     if parts == 1 or not any(site.axes(operand, dim) == axes for operand in range(len(site.operands))):
         return None
+    rotated = _rotation(site, dim)
+    if rotated is not None:
+        return rotated
     site.note(CONCAT_NOTE)
     target = _free_dimension(site, dim, parts)
     if target is None:
@@ -106,6 +107,37 @@ def concatenate(site: Site) -> list[Op] | None:
     whole = site.builder.op(site.op.name, values, types, (joined,), site.op.attrs, location=site.op.location)
     back = _all_to_all(site, whole.result, joined, local, axes, target, dim, parts, site.op.result)
     return [*ops, whole, back]
+
+
+def _rotation(site: Site, dim: int) -> list[Op] | None:
+    """A concatenation of the two parts of one value in the other order: its rows move round by a fixed distance."""
+    parts = [site.producer(value) for value in site.op.operands]
+    if len(parts) != 2 or any(part is None or part.name != "stablehlo.slice" for part in parts):
+        return None
+    tail, head = (part for part in parts if part is not None)
+    at = tail.attrs["start_indices"][dim]
+    whole = as_tensor(tail.operand_types[0]).shape
+    if tail.operands != head.operands or whole != site.result_type.shape or head.attrs["limit_indices"][dim] != at:
+        return None
+    source = site.sharding_of(tail.operands[0])
+    shift = min(at, whole[dim] - at)
+    if source.dims != site.result_shardings[0].dims or shift > site.result_shape[dim]:
+        return None
+    kind = as_tensor(site.result_local[0])
+    exchange = Exchange(site, site.emitted(tail.operands[0]), kind, [])
+    around = Halo(0, shift) if shift == at else Halo(shift, 0)
+    exchange.widen(dim, site.result_axes(dim), site.result_shardings[0].mesh, around)
+    attrs = {"start_indices": (0,) * kind.rank, "limit_indices": kind.shape, "strides": (1,) * kind.rank}
+    cut = site.builder.op(
+        "stablehlo.slice",
+        (exchange.value,),
+        (exchange.kind,),
+        (kind,),
+        attrs,
+        results=site.op.results,
+        location=site.op.location,
+    )
+    return [*exchange.ops, cut]
 
 
 def _free_dimension(site: Site, dim: int, parts: int) -> int | None:

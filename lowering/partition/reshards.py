@@ -47,6 +47,9 @@ def _by_dimension(
 
 def all_reduce(site: Site) -> list[Op]:
     """One all-reduce for each dimension that the operand was reduced over, as XLA's partitioner makes them."""
+    maker = site.producer(site.op.operands[0])
+    if maker is not None and maker.name == "stablehlo.reduce" and len(maker.results) > 1:
+        return _variadic(site, maker)
     kind = site.local[0]
     parts = _by_reduced_dimension(site, site.op.attrs["reduction_axes"])
     reduce_op, ops = reduction(site), list[Op]()
@@ -58,6 +61,36 @@ def all_reduce(site: Site) -> list[Op]:
         ops.append(op)
         value = op.result
     return ops
+
+
+def _variadic(site: Site, maker: Op) -> list[Op]:
+    """Partial results of a reduction of several values at once (argmax): gathered, then reduced again on each device."""
+    groups = site.layout.groups(mesh_of(site), site.op.attrs["reduction_axes"])
+    local = as_tensor(site.local[0])
+    gathered: list[Op] = []
+    kinds: list[TensorType] = []
+    for value, kind in zip(maker.results, maker.result_types, strict=True):
+        part = TensorType((1, *local.shape), as_tensor(kind).dtype)
+        full = TensorType((groups.size, *local.shape), part.dtype)
+        op = site.builder.collective(
+            "all_gather", site.emitted(value), part, full, groups, site.op.location, all_gather_dim=0
+        )
+        gathered.append(op)
+        kinds.append(full)
+    count = len(kinds)
+    initial = [site.emitted(value) for value in maker.operands[count:]]
+    results = [site.op.result if value == site.op.operands[0] else site.builder.value() for value in maker.results]
+    again = site.builder.op(
+        "stablehlo.reduce",
+        [*(op.result for op in gathered), *initial],
+        [*kinds, *maker.operand_types[count:]],
+        [TensorType(local.shape, kind.dtype) for kind in kinds],
+        {**maker.attrs, "dimensions": (0,)},
+        results=results,
+        regions=maker.regions,
+        location=site.op.location,
+    )
+    return [*gathered, again]
 
 
 def _by_reduced_dimension(site: Site, axes: Sequence[Axis]) -> list[tuple[Axis, ...]]:

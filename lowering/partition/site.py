@@ -15,7 +15,7 @@ class Site:
 
     `op`: as in the global program. `operands`: value ids in the local program. `local`, `shardings`: of each operand;
     `result_local`, `result_shardings`: of each result. `note` records what a rule assumed.
-    `producer`, `sharding_of`: of a value of the global program.
+    `producer`, `sharding_of`: of a value of the global program; `emitted`: its id in the local one.
     """
 
     op: Op
@@ -29,6 +29,7 @@ class Site:
     note: Callable[[str], None]
     producer: Callable[[int], Op | None]
     sharding_of: Callable[[int], Sharding]
+    emitted: Callable[[int], int]
 
     def parts(self, operand: int, dim: int) -> int:
         """Number of parts of dimension `dim` of an operand."""

@@ -140,16 +140,17 @@ def select_and_scatter(site: Site) -> list[Op] | None:
     """Overlapping windows on a sharded dimension: both inputs and the result's edge cross the cut."""
     attrs = site.op.attrs
     rank = site.operand_type(0).rank
-    made: list[Op] = []
+    exchanges = [Exchange.of(site, operand) for operand in (0, 1)]
     for dim in range(rank):
         size, stride = attrs["window_dimensions"][dim], _item(attrs, "window_strides", dim)
         if site.parts(0, dim) == 1 or size <= stride:
             continue
         site.note(SCATTER_NOTE)
-        for operand in (0, 1):
-            exchange = Exchange.of(site, operand)
-            rows = min(size - stride, exchange.kind.shape[dim]) if operand == 0 else 1
-            for step in (1, -1):
-                exchange.permuted(dim, site.axes(0, dim), site.shardings[0].mesh, rows, step)
-            made += exchange.ops
-    return [*made, final(site, list(site.operands), list(site.local))] if made else None
+        for exchange, rows in zip(exchanges, (size - stride, 1), strict=True):
+            around = Halo(rows, rows)
+            if rows <= exchange.kind.shape[dim]:
+                exchange.widen(dim, site.axes(0, dim), site.shardings[0].mesh, around)
+    made = [op for exchange in exchanges for op in exchange.ops]
+    operands = [*(exchange.value for exchange in exchanges), site.operands[2]]
+    types: list[ValueType] = [*(exchange.kind for exchange in exchanges), site.local[2]]
+    return [*made, final(site, operands, types)] if made else None

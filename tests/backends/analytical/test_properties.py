@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stablecast.backends import kernel_specs as specs
 from stablecast.backends.analytical import AnalyticalBackend
-from stablecast.backends.analytical.classes import GROUPS
+from stablecast.backends.analytical.classes import GROUPS, sustained
 from stablecast.backends.analytical.constants import CONSTANTS_FILE, architecture_key, constants_for, read_constants
 from stablecast.backends.analytical.rates import one_rate
 from stablecast.backends.catalogue import Catalogue
@@ -132,10 +132,17 @@ def test_architecture_keys(name: str, key: str, devices: dict[str, Device]) -> N
 
 
 def test_like_takes_the_other_architecture_first(devices: dict[str, Device]) -> None:
-    ampere, ada = constants_for(devices["a100-sxm-80gb"]), constants_for(devices["l40s"])
-    assert ada["sustained.half"] == ampere["sustained.half"]
-    assert not ada.measured
-    assert ampere.measured
+    ampere, board = constants_for(devices["a100-sxm-80gb"]), constants_for(devices["a40"])
+    assert board["sustained.half"] == ampere["sustained.half"]
+    assert (board.measured, board.like, ampere.measured) == (False, "sm_80", True)
+
+
+def test_a_board_with_less_power_sustains_less(devices: dict[str, Device]) -> None:
+    sxm, pcie = devices["a100-sxm-80gb"], devices["a100-pcie-80gb"]
+    shares = [sustained("half", device, constants_for(device)) for device in (sxm, pcie)]
+    # 300 W beside 400 W: cube root of 3/4
+    assert shares[1] / shares[0] == pytest.approx(0.75 ** (1 / 3), rel=1e-3)
+    assert sustained("fma", pcie, constants_for(pcie)) == constants_for(pcie)["sustained.fma"]
 
 
 def test_a_hundred_thousand_rows_in_a_fifth_of_a_second() -> None:

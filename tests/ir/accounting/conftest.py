@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import pytest
+
 from stablecast.ir.accounting import Account, Conventions, account
 from stablecast.ir.mlir import write_bytecode
 from stablecast.ir.program import Program
@@ -26,7 +27,9 @@ def lower() -> Callable[..., Program]:
 def account_of() -> Callable[..., Account]:
     """A JAX function and its arguments to its account; `conventions` by keyword."""
 
-    def run(function: Callable[..., Any], *args: Any, conventions: Conventions | None = None, **options: Any) -> Account:
+    def run(
+        function: Callable[..., Any], *args: Any, conventions: Conventions | None = None, **options: Any
+    ) -> Account:
         return account(_lower(function, *args, **options), conventions)
 
     return run

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
 from stablecast.ir.accounting import account
 from stablecast.ir.accounting.rules_window import Window, valid_pairs
 from stablecast.ir.reader import read

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+
 from stablecast.ir.accounting import Context, account
 from stablecast.ir.accounting.context import is_control
 from stablecast.ir.program import Op, Program

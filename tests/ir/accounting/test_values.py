@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+
 from stablecast.ir.accounting import Context, Conventions, work_of
 from stablecast.ir.errors import InputError
 
@@ -156,9 +157,7 @@ def convolve(numbers, groups=1, strides=None):
 )
 def test_convolutions(account_of, numbers, x, w, groups, padded, useful):
     for padding, flops in (("in", padded), ("out", useful)):
-        found = account_of(
-            convolve(numbers, groups), array(*x), array(*w), conventions=Conventions(padding=padding)
-        )
+        found = account_of(convolve(numbers, groups), array(*x), array(*w), conventions=Conventions(padding=padding))
         assert found.work.flops == flops
         assert found.padded_flops == padded - useful
         assert found.dilation_flops == 0
@@ -304,9 +303,7 @@ def test_exact_gelu_counts_one_erfc(account_of):
     assert work.vector_flops == 4 * 4096**2
 
 
-@pytest.mark.parametrize(
-    ("platform", "flops"), [("tpu", 1_048_576), ("cuda", 1_048_576), ("cpu", 8 * 1_048_576)]
-)
+@pytest.mark.parametrize(("platform", "flops"), [("tpu", 1_048_576), ("cuda", 1_048_576), ("cpu", 8 * 1_048_576)])
 def test_ragged_dot(account_of, platform, flops):
     args = (array(256, 64), array(8, 64, 32), array(8, dtype=jnp.int32))
     found = account_of(lax.ragged_dot, *args, platform=platform)

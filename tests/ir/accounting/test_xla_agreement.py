@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+
 from stablecast.ir.accounting import Conventions, account
 from stablecast.ir.mlir import write_bytecode
 from stablecast.ir.reader import read
@@ -81,7 +82,9 @@ def test_flops_agree(name):
     assert ours == pytest.approx(theirs, abs=8)
 
 
-@pytest.mark.parametrize("name", ["add", "exp", "matmul", "batched", "conv", "transposed conv", "sum", "max pool", "gelu"])
+@pytest.mark.parametrize(
+    "name", ["add", "exp", "matmul", "batched", "conv", "transposed conv", "sum", "max pool", "gelu"]
+)
 def test_bytes_agree(name):
     function, *args = CASES[name]
     _, _, ours, theirs = both(function, *args)

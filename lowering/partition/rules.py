@@ -1,0 +1,120 @@
+"""Ops that Shardy has no sharding rule for, handed to it as custom calls with a rule.
+
+Runs in the child, before propagation; `local.py` turns the calls back into the ops they stand for.
+"""
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stablecast.ir import mlir
+from stablecast.ir.attributes import RaggedDotDims
+from stablecast.ir.reader.text_attributes import ragged_dot_dims
+
+PREFIX = "stablecast."
+"""Custom-call targets start with it; the rest is the name of the op."""
+
+Factors = Sequence[Sequence[str]]
+
+
+def teach(module: Any) -> None:
+    """Replaces such ops in `module` by custom calls that carry a sharding rule."""
+    ir = mlir.bindings()
+    found: list[Any] = []
+
+    def step(op: Any) -> Any:
+        if op.name in _RULES:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(step, ir.WalkOrder.PRE_ORDER)
+    for op in found:
+        _replace(op)
+
+
+def _replace(op: Any) -> None:
+    from jaxlib.mlir.dialects import stablehlo
+
+    ir = mlir.bindings()
+    rule = _RULES[op.name](op)
+    with op.context, ir.InsertionPoint(op), op.location:
+        call = stablehlo.CustomCallOp(
+            [value.type for value in op.results],
+            list(op.operands),
+            ir.StringAttr.get(PREFIX + op.name),
+            has_side_effect=ir.BoolAttr.get(False),
+        )
+        for name in op.attributes:
+            call.attributes[name] = op.attributes[name]
+        call.attributes["sdy.sharding_rule"] = ir.Attribute.parse(rule)
+    for old, new in zip(op.results, call.operation.results, strict=True):
+        old.replace_all_uses_with(new)
+    op.erase()
+
+
+def rule_text(
+    operands: Factors, results: Factors, sizes: Mapping[str, int], *, reduced: str = "", replicated: str = ""
+) -> str:
+    """An `#sdy.op_sharding_rule`: which factor each dimension is, and which factors sum or must be whole."""
+    letters = {name: string.ascii_lowercase[8:][index] for index, name in enumerate(sizes)}
+
+    def tensor(factors: Sequence[str]) -> str:
+        return "[" + ", ".join(letters[name] for name in factors) + "]"
+
+    shapes = ", ".join(f"{letters[name]}={size}" for name, size in sizes.items())
+    sides = ", ".join(map(tensor, operands)), ", ".join(map(tensor, results))
+    text = f"#sdy.op_sharding_rule<({sides[0]})->({sides[1]}) {{{shapes}}}"
+    order = list(sizes)
+    for label, names in (("reduction", reduced), ("need_replication", replicated)):
+        chosen = sorted((name for name in names.split() if name in sizes), key=order.index)
+        if chosen:
+            text += f" {label}={{{', '.join(letters[name] for name in chosen)}}}"
+    return text + ", custom>"
+
+
+def _ragged_dot(op: Any) -> str:
+    """Rows that differ by group: `m` rows, `k` contracted, `n` columns, `g` groups, `b` batch."""
+    dims: RaggedDotDims = ragged_dot_dims(str(op.attributes["ragged_dot_dimension_numbers"]))
+    shapes = [tuple(mlir.bindings().ShapedType(value.type).shape) for value in op.operands]
+    lhs, rhs = [""] * len(shapes[0]), [""] * len(shapes[1])
+    dot = dims.dot
+    for index, (left, right) in enumerate(zip(dot.lhs_batch, dot.rhs_batch, strict=True)):
+        lhs[left] = rhs[right] = f"b{index}"
+    for index, (left, right) in enumerate(zip(dot.lhs_contracting, dot.rhs_contracting, strict=True)):
+        lhs[left] = rhs[right] = f"k{index}"
+    for dim in dims.rhs_group:
+        rhs[dim] = "g"
+    lhs = [name or f"m{dim}" for dim, name in enumerate(lhs)]
+    rhs = [name or f"n{dim}" for dim, name in enumerate(rhs)]
+    batch = [name for name in lhs if name.startswith("b")]
+    free = [name for name in lhs if name.startswith("m")] + [name for name in rhs if name.startswith("n")]
+    ragged_rows = bool(dims.rhs_group)
+    result = [*batch, *free] if ragged_rows or any(lhs[dim].startswith("b") for dim in dims.lhs_ragged) else ["g", *batch, *free]
+    sizes: dict[str, int] = {}
+    groups = ["g"] if len(shapes[2]) == 1 else ["", "g"]
+    for names, shape in ((lhs, shapes[0]), (rhs, shapes[1]), (groups, shapes[2])):
+        sizes |= {name: size for name, size in zip(names, shape, strict=False) if name}
+    contracted = " ".join(name for name in lhs if name.startswith("k"))
+    sizes_factors = groups if len(groups) == len(shapes[2]) and all(groups) else [f"s{i}" for i in range(len(shapes[2]))]
+    sizes |= {name: size for name, size in zip(sizes_factors, shapes[2], strict=True)}
+    return rule_text(
+        [lhs, rhs, sizes_factors], [result], sizes, reduced=contracted + (" g" if ragged_rows else "")
+    )
+
+
+def _top_k(op: Any) -> str:
+    """All but the last dimension pass through; the last must be whole."""
+    ir = mlir.bindings()
+    shape, results = ir.ShapedType(op.operands[0].type).shape, [ir.ShapedType(value.type).shape for value in op.results]
+    passing = [f"p{dim}" for dim in range(len(shape) - 1)]
+    sizes = dict(zip(passing, shape, strict=False)) | {"last": shape[-1], "k": results[0][-1]}
+    return rule_text(
+        [[*passing, "last"]], [[*passing, "k"]] * len(results), sizes, replicated="last k"
+    )
+
+
+_RULES: Mapping[str, Callable[[Any], str]] = {
+    "chlo.ragged_dot": _ragged_dot,
+    "mhlo.ragged_dot": _ragged_dot,
+    "mhlo.topk": _top_k,
+}

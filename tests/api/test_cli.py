@@ -1,0 +1,220 @@
+"""Every command: its answer, its JSON against the published schema, its errors in one line."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import stablecast
+
+from .conftest import MODULE, Run  # noqa: TID252
+
+SCHEMA = json.loads((files("stablecast") / "schema" / "stablecast-1.json").read_text())
+
+
+def valid(text: str, part: str) -> Any:
+    answer = json.loads(text)
+    jsonschema.validate(answer, {**SCHEMA, "anyOf": [{"$ref": f"#/$defs/{part}"}]})
+    return answer
+
+
+def test_predict(run: Run, module: str) -> None:
+    result = run("predict", module, "--on", "h100-sxm", "--json")
+    assert (result.code, result.err) == (0, "")
+    answer = valid(result.out, "predict")
+    assert answer["work"]["matmul_flops"] == 2 * 1024 * 1024 * 4096
+    assert answer["step_time_low_s"] <= answer["step_time_s"] <= answer["step_time_high_s"]
+    assert 0 < answer["mfu"] <= answer["hfu"] <= 1
+    assert answer["fits"]
+    assert answer["complete"]
+    assert [kernel["class"] for kernel in answer["kernels"]] == ["matmul"]
+    assert any("dense peak" in text for text in answer["assumptions"])
+    text = run("predict", module, "--on", "h100-sxm").out
+    assert "a step on h100-sxm" in text
+    assert "everything in the program is modelled" in text
+
+
+def test_predict_without_a_device_gives_work_and_kernels(run: Run, module: str) -> None:
+    result = run("predict", module)
+    assert result.code == 0
+    assert "give --on DEVICE for a time" in result.out
+    answer = json.loads(run("predict", module, "--json").out)
+    assert answer["work"]["matmul_flops"] == 2 * 1024 * 1024 * 4096
+    assert "step_time_s" not in answer
+
+
+def test_the_same_from_python(run: Run, module: str) -> None:
+    by_command = json.loads(run("predict", module, "--on", "a100-sxm-40gb", "--json").out)
+    prediction = stablecast.predict(module, on="a100-sxm-40gb")
+    by_library = prediction.to_dict()
+    for answer in (by_command, by_library):
+        answer.pop("wall_s")
+    assert by_library == by_command
+    frame = prediction.to_pandas()
+    assert frame["time_s"].sum() == pytest.approx(prediction.step_time_s)
+    assert "<table>" in prediction._repr_html_()
+    rows = list(csv.DictReader(io.StringIO(run("predict", module, "--on", "a100-sxm-40gb", "--csv").out)))
+    assert [row["class"] for row in rows] == ["matmul"]
+
+
+def test_compare(run: Run, module: str) -> None:
+    systems = ("--on", "a100-sxm-40gb", "--on", "h100-sxm", "--on", "tpu-v5p")
+    result = run("compare", module, *systems, "--json")
+    answer = valid(result.out, "compare")
+    times = [row["step_time_s"] for row in answer["rows"]]
+    assert times == sorted(times)
+    assert {row["system"] for row in answer["rows"]} == {"a100-sxm-40gb", "h100-sxm", "tpu-v5p"}
+    assert answer["rows"][0]["system"] == "h100-sxm"
+    rows = list(csv.DictReader(io.StringIO(run("compare", module, *systems, "--csv").out)))
+    assert [float(row["step_time_s"]) for row in rows] == times
+    comparison = stablecast.compare(module, on=["a100-sxm-40gb", "h100-sxm"])
+    assert list(comparison.to_pandas()["system"]) == ["h100-sxm", "a100-sxm-40gb"]
+    assert "<table>" in comparison._repr_html_()
+
+
+def test_overlapping_ranges_are_ties(run: Run, module: str) -> None:
+    answer = json.loads(run("compare", module, "--on", "h100-sxm", "--on", "h200-sxm", "--on", "m40", "--json").out)
+    assert ["h100-sxm (analytical)", "h200-sxm (analytical)"] in [sorted(pair) for pair in answer["ties"]]
+    assert not any("m40" in name for pair in answer["ties"] for name in pair)
+
+
+def test_a_missing_peak_is_a_row_in_a_comparison_and_an_error_alone(run: Run, module: str) -> None:
+    Path(module).write_text(MODULE.replace("bf16", "f8E4M3FN"))
+    alone = run("predict", module, "--on", "a100-sxm-40gb")
+    assert alone.code == 2
+    assert "a100-sxm-40gb" in alone.err
+    assert "fp8_e4m3" in alone.err
+    answer = valid(run("compare", module, "--on", "a100-sxm-40gb", "--on", "h100-sxm", "--json").out, "compare")
+    assert [row["system"] for row in answer["rows"]] == ["h100-sxm", "a100-sxm-40gb"]
+    assert "fp8_e4m3" in answer["rows"][1]["error"]
+
+
+def test_capture_then_predict(run: Run, examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = json.loads(run("capture", f"{examples}/mlp.py:train_step", "-o", "step.sc", "--set", "batch=256", "--json").out)
+    assert made["platform"] == "cuda"
+    answer = valid(run("predict", "step.sc", "--on", "tpu-v5p", "--json").out, "predict")
+    assert answer["platform"] == "cuda"
+    assert "the module was lowered for cuda, not for tpu" in answer["assumptions"]
+    direct = json.loads(run("predict", f"{examples}/mlp.py:train_step", "--set", "batch=256", "--on", "h100-sxm", "--json").out)
+    captured = json.loads(run("predict", "step.sc", "--on", "h100-sxm", "--json").out)
+    assert captured["step_time_s"] == direct["step_time_s"]
+    assert direct["kernels"][0]["source"].startswith("mlp.py:")
+
+
+def test_work(run: Run, module: str) -> None:
+    answer = valid(run("work", module, "--json").out, "work_command")
+    assert answer["matmul_flops"] == 2 * 1024 * 1024 * 4096
+    assert answer["complete"]
+    unfused = answer["bytes_read"] + answer["bytes_written"]
+    fused = valid(run("work", module, "--fused", "--json").out, "work_command")
+    assert fused["bytes_read"] + fused["bytes_written"] < unfused
+    assert "counted with" in run("work", module).out
+
+
+def test_kernel(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = ("--m", 4096, "--n", 4096, "--k", 4096)
+    answer = valid(run("kernel", "matmul", *sizes, "--dtype", "bf16", "--on", "h100-sxm", "--json").out, "kernel_command")
+    assert 2 * 4096**3 / 989.4e12 < answer["time_s"] < 2 * 4096**3 / 300e12
+    Path("rows.csv").write_text("kind,m,n,k,dtype,note\nmatmul,4096,4096,4096,bf16,a\nsoftmax,4096,4096,,f32,\n")
+    rows = list(csv.DictReader(io.StringIO(run("kernel", "--table", "rows.csv", "--on", "h100-sxm").out)))
+    assert float(rows[0]["time_s"]) == answer["time_s"]
+    assert rows[0]["note"] == "a"
+    assert run("kernel", "--table", "rows.csv", "--on", "h100-sxm", "-o", "out.csv").code == 0
+    assert Path("out.csv").read_text().startswith("kind,m,n,k,dtype,note,time_s,low_s,high_s,basis\n")
+
+
+def test_hardware(run: Run) -> None:
+    assert "h100-sxm" in run("hardware", "list").out
+    names = [row["name"] for row in json.loads(run("hardware", "list", "--json").out)["devices"]]
+    assert len(names) >= 48
+    assert "989.4" in run("hardware", "show", "h100-sxm").out
+    assert run("hardware", "check").code == 0
+
+
+def test_ops(run: Run) -> None:
+    rows = json.loads(run("ops", "--json").out)["ops"]
+    assert {"stablehlo.add", "chlo.top_k", "sdy.manual_computation"} <= {row["op"] for row in rows}
+
+
+def test_run(run: Run, examples: Path) -> None:
+    result = run("run", f"{examples}/mlp.py", "--on", "h100-sxm", "--json")
+    (answer,) = json.loads(result.out)["predictions"]
+    assert answer["work"]["matmul_flops"] > 1e9
+    assert "loss" in result.err
+
+
+def test_a_device_file_of_ones_own(run: Run, module: str) -> None:
+    Path("mine.yaml").write_text("inherits: h100-sxm\nname: mine\nmem_bandwidth: 6.7 TB/s\n")
+    mine = run("predict", module, "--on", "./mine.yaml", "--json")
+    assert mine.code == 0, mine.err
+    assert "mine.yaml" in " ".join(json.loads(mine.out)["assumptions"])
+
+
+def test_strict(run: Run, module: str) -> None:
+    assert run("predict", module, "--on", "h100-sxm", "--strict").code == 0
+    Path(module).write_text(
+        """module { func.func @main(%x: tensor<30000000x4096xbf16>) -> tensor<30000000x4096xbf16> {
+ %0 = stablehlo.negate %x : tensor<30000000x4096xbf16> return %0 : tensor<30000000x4096xbf16> } }"""
+    )
+    result = run("predict", module, "--on", "h100-sxm", "--strict")
+    assert result.code == 3
+    assert "DOES NOT FIT" in result.out
+    assert result.err == "stablecast: the prediction does not fit on h100-sxm\n"
+
+
+BAD = [
+    ("predict none.mlir --on h100-sxm", "there is no file none.mlir"),
+    ("predict small.mlir --on h900", "unknown device 'h900'"),
+    ("predict small.mlir --on h100", "h100-sxm"),
+    ("predict small.mlir --on h100-sxm:0", "'0' in 'h100-sxm:0' is not a count"),
+    ("predict small.mlir --on h100-sxm:4", "has 4 device(s), but the program is written for 1"),
+    ("predict small.mlir --on h100-sxm --backend magic", "unknown backend 'magic'"),
+    ("predict small.mlir --on h100-sxm --backend matmull=analytical", "unknown kernel class 'matmull'"),
+    ("predict small.mlir --on h100-sxm --exec slow", "unknown execution model 'slow'"),
+    ("predict small.mlir --on h100-sxm --json --csv", "exclude each other"),
+    ("predict small.mlir --on h100-sxm --loop n", "--loop 'n' is not name=number"),
+    ("predict small.mlir --on h100-sxm --branch often", "--branch 'often'"),
+    ("predict small.mlir --on", "requires an argument"),
+    ("predict", "Missing argument"),
+    ("compare small.mlir", "nothing to compare on"),
+    ("predikt", "No such command"),
+    ("capture small.mlir -o nowhere/x.sc", "there is no folder nowhere"),
+    ("kernel matmul --m 5 --on h100-sxm", "kernel matmul needs n, k"),
+    ("kernel matmull --m 5 --on h100-sxm", "unknown kernel 'matmull'"),
+    ("kernel matmul --m -5 --n 3 --k 3 --on h100-sxm", "size m is '-5'"),
+    ("kernel --table none.csv --on h100-sxm", "there is no file none.csv"),
+    ("kernel matmul --m 5 --n 5 --k 5", "kernel needs a device"),
+    ("hardware show nothing", "unknown device 'nothing'"),
+    ("run small.mlir", "run needs a device"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD)
+def test_what_is_wrong_is_one_line(run: Run, module: str, words: str, message: str) -> None:
+    before = sorted(Path.cwd().iterdir())
+    result = run(*words.split())
+    assert result.code == 2
+    assert result.out == ""
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert "Traceback" not in result.err
+    assert sorted(Path.cwd().iterdir()) == before
+
+
+def test_reports_look_as_agreed(run: Run, module: str, golden: Callable[[str, str], None]) -> None:
+    def steady(text: str) -> str:
+        return "\n".join(line for line in text.splitlines() if not line.startswith(("  predicted in", "  compared in"))) + "\n"
+
+    golden("predict.txt", steady(run("predict", module, "--on", "h100-sxm").out))
+    golden("program.txt", run("predict", module).out)
+    golden("work.txt", run("work", module).out)
+    golden("compare.txt", steady(run("compare", module, "--on", "h100-sxm", "--on", "tpu-v5p").out))
+    golden("kernel.txt", run("kernel", "matmul", "--m", 512, "--n", 512, "--k", 512, "--on", "h100-sxm").out)
+    golden("help.txt", run("--help").out)

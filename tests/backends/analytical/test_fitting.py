@@ -1,0 +1,52 @@
+"""The fit finds constants that made the measurements."""
+
+import numpy as np
+import pytest
+
+from stablecast.backends import kernel_specs as specs
+from stablecast.backends.analytical.constants import constants_for
+from stablecast.backends.analytical.fitting import Fit, Measured, Messages, fit_protocol, move
+from stablecast.backends.catalogue import Catalogue
+from stablecast.backends.collectives import CollectiveModel, vendor_constants
+from stablecast.ir.groups import all_devices
+from stablecast.ir.kernels import KernelTable
+
+CATALOGUE = Catalogue()
+
+
+def test_move_stops_at_the_lowest_loss() -> None:
+    values = {"x": 1.0}
+    best = move(values, "x", 1.5, 3.0, 0.0, lambda: abs(values["x"] - 4.0))
+    assert values["x"] == pytest.approx(1.5**3)
+    assert best == pytest.approx(4.0 - 1.5**3)
+
+
+def test_move_keeps_below_the_ceiling() -> None:
+    values = {"share.x": 0.9}
+    move(values, "share.x", 1.5, 10.0, 0.0, lambda: -values["share.x"])
+    assert values["share.x"] == 1.0
+
+
+def test_fit_recovers_a_share() -> None:
+    device = CATALOGUE.device("a100-sxm-40gb")
+    kernels = KernelTable.of([specs.elementwise(device, "f32", 2**power) for power in range(20, 28)])
+    values = {"gpu": {name: constant.value for name, constant in constants_for(device).by_name.items()}}
+    truth = Fit({"gpu": {**values["gpu"], "share.stream": 0.7}}, {})
+    blank = Measured("table", device, kernels, np.ones(len(kernels)), "stream")
+    measured = truth.ratios(blank)
+    fit = Fit(values, {})
+    data = Measured("table", device, kernels, measured, "stream")
+    loss = fit.descend([data], [("gpu", "share.stream")], fixed_launch=True)
+    assert fit.values["gpu"]["share.stream"] == pytest.approx(0.7, rel=0.02)
+    assert loss < 0.02
+
+
+def test_protocols_recover_their_start() -> None:
+    model = CollectiveModel(CATALOGUE.resolve("h100-sxm:8"))
+    truth = {**vendor_constants("NVIDIA"), "start.all_reduce": 3.0}
+    sizes = np.geomspace(1e3, 1e9, 20)
+    seconds = CollectiveModel(model.system, truth).times("all_reduce", all_devices(8), sizes)[0]
+    series = Messages("table", "h100-sxm", 8, "all_reduce", sizes, seconds, model)
+    values = dict(vendor_constants("NVIDIA"))
+    fit_protocol(values, "all_reduce", [series])
+    assert values["start.all_reduce"] == pytest.approx(3.0, rel=0.05)
