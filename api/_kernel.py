@@ -137,7 +137,7 @@ def _row(record: Mapping[str, str | None], device: Device, kind: str, dtype: str
             f"{where} says no kind of kernel", "add a column kind, or name it: stablecast kernel matmul --table"
         )
     try:
-        known = size_names(chosen)
+        _, known = size_names(chosen)
         sizes = {name: value for name, value in record.items() if name in known and value}
         return kernel_row(chosen, device, record.get("dtype") or dtype, **{k: _size(k, v) for k, v in sizes.items()})
     except InputError as error:

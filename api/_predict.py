@@ -13,6 +13,7 @@ from stablecast.backends.device import Device, System
 from stablecast.backends.prediction import Prediction
 from stablecast.backends.predictor import Settings, predict_device_program
 from stablecast.backends.registry import parse_choice
+from stablecast.frontends.chakra import TracePrograms, is_chakra, read_chakra
 from stablecast.frontends.script import ArgumentOptions
 from stablecast.ir.accounting import Account, account
 from stablecast.ir.accounting.values import Conventions
@@ -25,7 +26,7 @@ from stablecast.lowering.device import Target, lower
 from stablecast.lowering.products import PLAIN_ARITHMETIC, TF32_ARITHMETIC, TPU_ARITHMETIC, Arithmetic
 
 _VENDOR_PLATFORM = {"NVIDIA": "cuda", "AMD": "rocm"}
-Source = Workload | Callable[..., Any] | str | Path
+Source = Workload | DeviceProgram | TracePrograms | Callable[..., Any] | str | Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,8 @@ def predict(
 ) -> Prediction:
     """Predict the step time of a program on a device or system.
 
-    `source`: a JAX function (with its `args` and `kwargs`), a `Workload`, or what the command line takes as INPUT.
-    `on`: `NAME`, `NAME:N` or a YAML file; without `:N`, as many devices as the program has. `backend`: a name, or
+    `source`: a JAX function (with its `args` and `kwargs`), a `Workload`, a `DeviceProgram`, or what the command line
+    takes as INPUT. `on`: `NAME`, `NAME:N` or a YAML file; without `:N`, as many devices as the program has. `backend`: a name, or
     `matmul=systolic,default=analytical`. `loops`: trip counts that the program leaves open. Raises `StablecastError`.
     """
     started = time.perf_counter()
@@ -105,6 +106,7 @@ class Session:
         self.catalogue = catalogue or Catalogue()
         self._workloads: dict[str, Workload] = {}
         self._lowered: dict[tuple[str, Arithmetic], DeviceProgram] = {}
+        self._traces: TracePrograms | None = None
         if options.exec not in ("auto", "xla"):
             raise InputError(f"unknown execution model '{options.exec}'", "known: auto, xla")
 
@@ -119,12 +121,28 @@ class Session:
         if isinstance(self._source, Workload):
             return self._source
         wanted = self.options.platform or platform
+        if isinstance(self._source, DeviceProgram | TracePrograms) or self.traces() is not None:
+            raise InputError(f"{self.name} is a trace or device program: it has kernels, but no program text")
         if callable(self._source):
             raise InputError("give a workload: stablecast.capture(function, ...)")
         key = wanted if str(self._source).endswith(".py") or ".py:" in str(self._source) else ""
         if key not in self._workloads:
             self._workloads[key] = load(self._source, self.options.arguments, platform=wanted, mesh=self.options.mesh)
         return self._workloads[key]
+
+    def traces(self, ranks: int | None = None) -> TracePrograms | None:
+        """The device programs of an input that is a Chakra trace or ready, None for all others.
+
+        `ranks`: how many there are, for a trace of which one file is there.
+        """
+        source = self._source
+        if isinstance(source, TracePrograms):
+            return source
+        if isinstance(source, DeviceProgram):
+            return TracePrograms.of(source)
+        if self._traces is None and not isinstance(source, Workload) and not callable(source) and is_chakra(source):
+            self._traces = read_chakra(source, ranks=ranks)
+        return self._traces
 
     def program(self, platform: str) -> Program:
         """The program of the workload's first module."""
@@ -133,6 +151,9 @@ class Session:
 
     def device_program(self, device: Device) -> DeviceProgram:
         """The kernels of one device, for the platform and arithmetic of `device`."""
+        ready = self.traces()
+        if ready is not None:
+            return next(iter(ready.values()))
         platform = platform_of(device)
         workload = self.workload(platform)
         target = Target(platform, arithmetic_of(device))
@@ -144,6 +165,9 @@ class Session:
 
     def lowered_alone(self) -> DeviceProgram:
         """The kernels with no device in mind: for the module's own platform, f32 products as on recent GPUs."""
+        ready = self.traces()
+        if ready is not None:
+            return next(iter(ready.values()))
         platform = self.options.platform or "cuda"
         lowered = lower(self.program(platform), Target(platform), self.options.conventions)
         return replace(lowered, platform=self.workload(platform).platform or platform)
@@ -152,7 +176,8 @@ class Session:
         """The system that `spec` names, with as many devices as the program has."""
         name, given = split_system(spec)
         device = self.catalogue.resolve(spec).device
-        wanted = self.workload(platform_of(device)).num_devices
+        ready = self.traces(given)
+        wanted = ready.num_devices if ready else self.workload(platform_of(device)).num_devices
         if given is not None and given != wanted:
             raise InputError(
                 f"--on {spec} has {given} device(s), but the program is written for {wanted}",
@@ -166,7 +191,14 @@ class Session:
         system = self.system(spec)
         program = self.device_program(system.device)
         settings = Settings(parse_choice(self.options.backend), self.options.conventions.loops)
-        made = predict_device_program(program, system, settings, self.name)
+        roles = self.traces() or {"": program}
+        made, name = max(
+            ((predict_device_program(role, system, settings, self.name), name) for name, role in roles.items()),
+            key=lambda pair: pair[0].step_time_s,
+        )
+        if len(roles) > 1:
+            note = f"{len(roles)} roles, this is the slowest ({name}); waiting for the others is not counted"
+            made = replace(made, assumptions=(*made.assumptions, note))
         native = platform_of(system.device)
         if program.platform and program.platform != native:
             note = f"the module was lowered for {program.platform}, not for {native}"
@@ -176,18 +208,16 @@ class Session:
     @property
     def name(self) -> str:
         """What reports call the input."""
-        if isinstance(self._source, Workload):
+        if isinstance(self._source, Workload | TracePrograms):
             return self._source.source or "program"
-        return str(self._source)
+        return self._source.name if isinstance(self._source, DeviceProgram) else str(self._source)
 
     def work(self, *, fused: bool = False) -> dict[str, Any]:
         """The `work` object of design section 11."""
-        program = self.program(self.options.platform or "cuda")
-        if not fused:
-            counted: Account = account(program, self.options.conventions)
+        if not fused and self.traces() is None:
+            counted: Account = account(self.program(self.options.platform or "cuda"), self.options.conventions)
             return {**counted.to_dict(), "fused": False}
-        target = Target(self.options.platform or "cuda")
-        lowered = lower(program, target, self.options.conventions)
+        lowered = self.lowered_alone()
         total, exact = lowered.work.evaluate(self.options.conventions.loops)
         from stablecast.backends.prediction import unmodelled_dict
 

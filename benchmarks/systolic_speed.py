@@ -156,8 +156,8 @@ def beside(python: str) -> dict[str, float]:
     results: dict[str, float] = {}
     for kind, layers in (("gemm", _GEMMS), ("conv", _CONVS)):
         ratios: list[float] = []
-        for flow, mode in (("os", "CALC"), ("ws", "USER"), ("is", "USER")):
-            config = _beside_config(flow, mode)
+        for flow in DATAFLOWS:
+            config = _beside_config(flow)
             start_up = _scalesim(python, config, tiny)
             for layer in layers:
                 theirs = max(1e-3, _scalesim(python, config, (layer,)) - start_up)
@@ -168,10 +168,9 @@ def beside(python: str) -> dict[str, float]:
     return results
 
 
-def _beside_config(flow: Dataflow, mode: str) -> SystolicConfig:
-    return SystolicConfig(
-        32, 32, 64, 64, 64, flow, "USER" if mode == "USER" else "CALC", (10,), SramBanks(10), SramBanks(10)
-    )
+def _beside_config(flow: Dataflow) -> SystolicConfig:
+    mode = "CALC" if flow == "os" else "USER"
+    return SystolicConfig(32, 32, 64, 64, 64, flow, mode, (10,), SramBanks(10), SramBanks(10))
 
 
 def main() -> None:

@@ -144,13 +144,18 @@ def allow_inlining(context: Any) -> None:
 
 
 def run_passes(module: Any, passes: Sequence[str]) -> None:
-    """Runs MLIR passes over `module` in place; raises `ToolError` with MLIR's first diagnostic."""
+    """Runs MLIR passes over `module` in place; raises `ToolError` with MLIR's first diagnostic.
+
+    The module is not verified again after each pass, which would take longer than the passes.
+    """
     check_version()
     from jaxlib.mlir import passmanager
 
     pipeline = f"builtin.module({','.join(passes)})"
     try:
-        passmanager.PassManager.parse(pipeline, module.context).run(module.operation)
+        manager = passmanager.PassManager.parse(pipeline, module.context)
+        manager.enable_verifier(False)
+        manager.run(module.operation)
     except (bindings().MLIRError, ValueError) as error:
         raise ToolError(f"an MLIR pass failed: {first_diagnostic(error)}") from None
 

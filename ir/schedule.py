@@ -18,7 +18,7 @@ class Schedule:
 
     Node numbers are indices into the launches or nodes that it belongs to. `stream_of`: node -> stream, 0 where
     absent. `after`: node -> nodes that must be done before. `program_order`: the order in which the host issues.
-    `host_syncs`: nodes after which the host waits for the device.
+    `host_syncs`: nodes after which the host waits for the device. `stream_names`: of the streams, by number.
     """
 
     stream_of: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -26,11 +26,17 @@ class Schedule:
     events: tuple[Event, ...] = ()
     program_order: tuple[int, ...] = ()
     host_syncs: tuple[int, ...] = ()
+    stream_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One ATen call as dispatched: op, shapes, dtypes, stream, module path, source line, StableHLO op ids."""
+    """One ATen call as dispatched: op, shapes and dtypes of its operands, stream, module path, source line.
+
+    `ops`: the StableHLO ops that it became, as places among the ops of the entry function. `result_shapes`,
+    `result_dtypes`: of its results. `group`: name of the process group of a collective. `is_view`: it launches no
+    kernel. `host`: it works on host memory only.
+    """
 
     op: str
     shapes: tuple[tuple[int, ...], ...]
@@ -39,6 +45,11 @@ class Launch:
     module_path: str = ""
     source: str = ""
     ops: tuple[int, ...] = ()
+    result_shapes: tuple[tuple[int, ...], ...] = ()
+    result_dtypes: tuple[str, ...] = ()
+    group: str = ""
+    is_view: bool = False
+    host: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from stablecast.cli.app import app
 from stablecast.ir.errors import InputError
 
 hardware = typer.Typer(name="hardware", help="The hardware catalogue: every value with unit and source.")
-app.add_typer(hardware)
+app.add_typer(hardware, name="hardware")
 
 
 @hardware.command("list")

@@ -152,7 +152,8 @@ def layout_events(grid: FoldGrid, order: OperandOrder, operand: BankedOperand) -
     ring = operand.ring
     for fold in range(grid.folds):
         block = order.block_of(fold, grid.row_folds)
-        source = order.demand[block]
+        source, offset = order.demand[block], order.offset[block]
+        yield from _idle(fold * grid.lines, offset)
         rows = max(1, _MANY_WORDS // source.width)
         for first in range(0, source.rows, rows):
             lines = source.chunk(first, min(first + rows, source.rows))
@@ -161,9 +162,16 @@ def layout_events(grid: FoldGrid, order: OperandOrder, operand: BankedOperand) -
             start = _shift(lines, operand, start, shifts)
             at = np.flatnonzero((shifts > 0) | (extra != 0))
             if len(at):
-                base = fold * grid.lines + order.offset[block] + first
+                base = fold * grid.lines + offset + first
                 yield EventChunk(at + base, shifts[at], extra[at])
         start %= ring.lines
+        yield from _idle(fold * grid.lines + offset + source.rows, grid.lines - offset - source.rows)
+
+
+def _idle(first: int, count: int) -> Iterator[EventChunk]:
+    """Lines outside the stream, which demand nothing."""
+    if count > 0:
+        yield EventChunk(np.arange(first, first + count), np.zeros(count, np.int64), np.full(count, -1))
 
 
 def _shift(lines: AddressArray, operand: BankedOperand, start: int, shifts: npt.NDArray[np.int64]) -> int:

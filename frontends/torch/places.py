@@ -69,6 +69,8 @@ class Places:
             file, line = user_frame()
             if self.optimizer:
                 phase = "optimizer"
+            elif not self.modules and not torch.is_grad_enabled():
+                phase = "step"
             else:
                 phase = "forward"
                 self._origin[sequence_number() - 1] = (module, file, line)

@@ -83,3 +83,124 @@ def group_ranks(name: str) -> tuple[int, ...]:
     """The ranks of the process group called `name`, in order."""
     c10d = load("torch.distributed.distributed_c10d")
     return tuple(c10d.get_process_group_ranks(c10d._resolve_process_group(name)))
+
+
+def fake_process_group(rank: int, world: int) -> None:
+    """A process group of `world` ranks that answers at once and moves nothing."""
+    dist = load("torch.distributed")
+    store = load("torch.testing._internal.distributed.fake_pg").FakeStore()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", rank=rank, world_size=world, store=store)
+
+
+def end_process_group() -> None:
+    """Forget the process group."""
+    dist = load("torch.distributed")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+_captures = [0]
+
+
+def mesh_patches() -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in): device meshes do host arithmetic on their rank map, so they work with fake mode off.
+
+    DTensor's caches compare meshes without the rank: a number of its own for each capture keeps them apart.
+    """
+    import functools
+    import types
+
+    module = load("torch.distributed.device_mesh")
+    mesh = module.DeviceMesh
+    _captures[0] += 1
+    number = _captures[0]
+
+    def unfaked(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with unset_fake():
+                return function(*args, **kwargs)
+
+        return call
+
+    found: list[tuple[Any, str, Any]] = []
+    skipped = ("__hash__", "__eq__", "__enter__", "__exit__", "__init__", "__getattr__", "__getattribute__")
+    for name, value in list(vars(mesh).items()):
+        if isinstance(value, types.FunctionType) and name not in skipped:
+            found.append((mesh, name, unfaked(value)))
+        elif isinstance(value, staticmethod):
+            found.append((mesh, name, staticmethod(unfaked(value.__func__))))
+    original = mesh.__init__
+
+    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        with unset_fake():
+            original(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+        self._thread_id = number
+        self._hash = None
+
+    found.append((mesh, "__init__", init))
+    make = unfaked(module.init_device_mesh)
+
+    def make_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return make("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    found += [(module, "init_device_mesh", make_mesh), (load("torch.distributed"), "init_device_mesh", make_mesh)]
+    return found
+
+
+def foreach_patches() -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in): optimisers take the fake tensors for what they take CUDA's."""
+    optimizer = load("torch.optim.optimizer")
+    types = [*optimizer._foreach_supported_types, FakeTensor]
+    devices = load("torch.utils._foreach_utils")
+    return [
+        (optimizer, "_foreach_supported_types", types),
+        (optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu", "cuda"]),
+        (devices, "_get_foreach_kernels_supported_devices", lambda: ["cpu", "cuda"]),
+        (devices, "_foreach_supported_types", [*devices._foreach_supported_types, FakeTensor]),
+    ]
+
+
+def eager_only() -> Any:
+    """A context in which compiled functions run as they were written."""
+    return load("torch.compiler").set_stance("force_eager")
+
+
+def module_patches() -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in): `Module.to` and its like replace fake parameters, where torch would swap their insides."""
+    module = load("torch.nn").Module
+    original = module._apply
+    memo: list[dict[int, Any]] = []
+
+    def apply(self: Any, function: Any, recurse: bool = True) -> Any:
+        if any(not isinstance(param, FakeTensor) for param in self._parameters.values() if param is not None):
+            return original(self, function, recurse)
+        outermost = not memo
+        if outermost:
+            memo.append({})
+        try:
+            for child in self.children() if recurse else ():
+                child._apply(function)
+            for name, param in self._parameters.items():
+                if param is not None:
+                    self._parameters[name] = _converted(param, function, memo[0])
+            for name, buffer in self._buffers.items():
+                if buffer is not None:
+                    self._buffers[name] = function(buffer)
+        finally:
+            if outermost:
+                memo.clear()
+        return self
+
+    return [(module, "_apply", apply)]
+
+
+def _converted(param: Any, function: Any, memo: dict[int, Any]) -> Any:
+    if id(param) not in memo:
+        with torch.no_grad():
+            made = function(param)
+        same = made is param or (made.dtype == param.dtype and made.shape == param.shape and made.device == param.device)
+        memo[id(param)] = param if same else torch.nn.Parameter(made, param.requires_grad)
+    return memo[id(param)]

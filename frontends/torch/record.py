@@ -70,7 +70,7 @@ class Recorder(TorchDispatchMode):
 
     _number = 0
 
-    def __init__(self, fake_mode: Any, names: Any = None) -> None:
+    def __init__(self, fake_mode: Any) -> None:
         super().__init__()
         Recorder._number += 1
         self._mark = f"_stablecast{Recorder._number}"
@@ -82,11 +82,11 @@ class Recorder(TorchDispatchMode):
         self.calls: list[Call] = []
         self.inputs: list[Input] = []
         self.syncs: list[int] = []
-        self.stream = 0
         self.notes: dict[str, int] = {}
         self.host_storages: set[int] = set()
         self.constants: list[Any] = []
         self.paused = 0
+        self.timeline: Any = None
         self._place = 0
         self._infos: dict[Any, OpInfo] = {}
         self._plain = {torch.Tensor, FakeTensor, torch.nn.Parameter, torch.nn.Buffer}
@@ -244,10 +244,16 @@ class Recorder(TorchDispatchMode):
     def call(self, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], out: Any, group: str = "", host: bool = False) -> None:
         """Note a dispatched call; nodes emitted before it and after the call before are its own."""
         inputs = _tensors(args) + (_tensors(list(kwargs.values())) if kwargs else [])
+        if self.host_storages and inputs and not inputs[0].dim():
+            host = host or self.alias(inputs[0]).storage.host
         results = tuple([self.spec(tensor) for tensor in _tensors([out])])
         shapes = tuple([tuple(tensor.shape) for tensor in inputs])
         dtypes = tuple([DTYPES.get(tensor.dtype, "") for tensor in inputs])
-        self.calls.append(Call(info.full, shapes, dtypes, results, self.stream, self._place, info.is_view, host, group))
+        stream = 0
+        if self.timeline is not None:
+            stream = self.timeline.current.number
+            self.timeline.issued(stream, len(self.calls))
+        self.calls.append(Call(info.full, shapes, dtypes, results, stream, self._place, info.is_view, host, group))
 
     def note(self, text: str) -> None:
         """An assumption that the capture rests on."""

@@ -292,7 +292,14 @@ def _peer_node(
     return Node(node_id, name, node_type, tuple(deps), attributes=attributes)
 
 
-def memory_node(node_id: int, name: str, node_type: NodeType, tensor_size: int, deps: Sequence[int] = ()) -> Node:
+def memory_node(
+    node_id: int,
+    name: str,
+    node_type: NodeType,
+    tensor_size: int,
+    deps: Sequence[int] = (),
+    extra: Sequence[Attribute] = (),
+) -> Node:
     """A load from or store to remote memory of `tensor_size` bytes (`MEM_LOAD` or `MEM_STORE`)."""
-    attributes = (bool_attr("is_cpu_op", False), uint64_attr("tensor_size", tensor_size))
+    attributes = (bool_attr("is_cpu_op", False), uint64_attr("tensor_size", tensor_size), *extra)
     return Node(node_id, name, node_type, tuple(deps), attributes=attributes)

@@ -15,11 +15,14 @@ class LocationReader:
 
     def __init__(self, source: str) -> None:
         self._ir = bindings()
+        self._line: Any = self._ir.FileLineColLoc
         self._source = source
         self._known: dict[Any, Location] = {}
         self._frames: dict[Any, tuple[str, int]] = {}
 
     def __call__(self, location: Any) -> Location:
+        if isinstance(location, self._line):
+            return Location("", *self._place(location))
         key = location.attr
         found = self._known.get(key)
         if found is None:

@@ -103,6 +103,7 @@ class _ModuleReader:
         self._symbols: dict[str, Symbol] = {}
         self._num_ops = 0
         self._saw: set[str] = set()
+        self._holds_regions: set[str] = set()
         self._annotated = {"sdy": False, "gspmd": False}
 
     def program(self) -> Program:
@@ -262,7 +263,7 @@ class _ModuleReader:
         location = self._locate(raw.location)
         regions: tuple[Block, ...] = ()
         count: Count = 1
-        if len(raw.regions):
+        if name in self._holds_regions or (name not in self._saw and self._note_regions(raw, name)):
             invariant = self._invariant(raw, operands) if name == "stablehlo.while" else _NOTHING
             regions = tuple([self._region(region, name, invariant) for region in raw.regions])
             if name == "stablehlo.while":
@@ -288,6 +289,13 @@ class _ModuleReader:
         for value in results:
             self._definitions[value] = op
         return op
+
+    def _note_regions(self, raw: Any, name: str) -> bool:
+        """Whether ops called `name` have regions: a property of the op, so the first one tells."""
+        if not len(raw.regions):
+            return False
+        self._holds_regions.add(name)
+        return True
 
     @staticmethod
     def _invariant(loop: Any, operands: tuple[int, ...]) -> Mapping[int, int]:

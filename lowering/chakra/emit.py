@@ -47,7 +47,7 @@ class RolePart:
 
     `durations_s`: seconds of each row of the program's table, None to leave times to the consumer. `coords`: mesh axis
     -> coordinate, as in `Role`; axes not named run over their whole size. `speed`: of these devices relative to the
-    others.
+    others. `ranks`: for traces made elsewhere, the ranks themselves in place of `coords`.
     """
 
     name: str
@@ -55,6 +55,7 @@ class RolePart:
     durations_s: FloatArray | None = None
     coords: Mapping[str, int] = field(default_factory=dict[str, int])
     speed: float = 1.0
+    ranks: Sequence[int] = ()
 
 
 def emit(
@@ -203,11 +204,14 @@ class _Emission:
             {
                 "name": part.name,
                 "coords": dict(part.coords),
+                "first_rank": int(np.argmax(mask)),
+                "ranks": int(mask.sum()),
+                "timed": part.durations_s is not None,
                 "speed": part.speed,
                 "expanded": [collective_to_json(node, self._book.number(node.groups)) for node in made.expanded],
                 "program": program_to_json(part.program),
             }
-            for part, made in zip(self._parts, self._nodes, strict=True)
+            for part, made, mask in zip(self._parts, self._nodes, self._masks, strict=True)
         ]
         content = {
             "format": PROGRAM_FORMAT,
@@ -285,6 +289,14 @@ def _exact_seconds(unrolled: Unrolled, part: RolePart) -> float:
     return float(sum(durations[row] * trips for row, trips in rows if row >= 0))
 
 
+def _listed(ranks: Sequence[int], layout: Layout) -> BoolArray:
+    if min(ranks) < 0 or max(ranks) >= layout.ranks:
+        raise InputError(f"a role names rank {max(ranks)} of {layout.ranks}")
+    mask = np.zeros(layout.ranks, dtype=np.bool_)
+    mask[list(ranks)] = True
+    return mask
+
+
 def _role_masks(parts: Sequence[RolePart], layout: Layout) -> list[BoolArray]:
     """Ranks of each role. Raises `InputError` unless every rank has exactly one."""
     owners = np.zeros(layout.ranks, dtype=np.int64)
@@ -297,7 +309,7 @@ def _role_masks(parts: Sequence[RolePart], layout: Layout) -> list[BoolArray]:
             )
         if part.speed <= 0:
             raise InputError(f"role {part.name} has speed {part.speed}")
-        masks.append(layout.holders(part.coords))
+        masks.append(_listed(part.ranks, layout) if part.ranks else layout.holders(part.coords))
         owners += masks[-1]
         if not masks[-1].any():
             raise InputError(f"role {part.name} holds no rank")

@@ -147,7 +147,7 @@ class _Maker:
             first = len(self._nodes)
             ends.append(self._step(step, deps))
             self._trips += (len(self._nodes) - first) * step.trips
-        self._store_results(sorted({end for step in unrolled.exits for end in ends[step]}))
+        self._store_results()
         if not self._nodes:
             self._nodes.append(comp_node(0, "COMP_NODE_nothing", 1, 1, duration_micros=1))
         return RoleNodes(
@@ -192,17 +192,18 @@ class _Maker:
             return ()
         return (self._add(memory_node(0, "MEM_LOAD_NODE_arguments", NodeType.MEM_LOAD, buffers.argument_bytes)),)
 
-    def _store_results(self, deps: list[int]) -> None:
+    def _store_results(self) -> None:
         buffers = self._program.buffers
         if self._options.memory is MemoryNodes.STEP and buffers and buffers.output_bytes > 0:
+            waited = {dep for node in self._nodes for dep in node.data_deps}
+            deps = [node.id for node in self._nodes if node.id not in waited]
             node = memory_node(self._id, "MEM_STORE_NODE_results", NodeType.MEM_STORE, buffers.output_bytes, deps)
             self._add(node)
 
     def _kernel(self, node: Kernel, deps: list[int]) -> tuple[int, ...]:
         row = self._program.table.rows[node.row]
         if row.library == REMOTE_MEMORY:
-            kind, size = (NodeType.MEM_LOAD, row.bytes_read) if row.bytes_read else (NodeType.MEM_STORE, row.bytes_written)
-            return (self._add(memory_node(self._id, f"{kind.name}_NODE_{_plain(row.label)}", kind, int(size), deps)),)
+            return (self._remote(node, row, deps),)
         name, attributes = self._described(node, row)
         per_kernel = self._options.memory is MemoryNodes.KERNEL
         if per_kernel and row.bytes_read >= 1:
@@ -226,6 +227,12 @@ class _Maker:
             store = memory_node(self._id, f"MEM_STORE_NODE_{name}", NodeType.MEM_STORE, int(row.bytes_written), [end])
             end = self._add(store)
         return (end,)
+
+    def _remote(self, node: Kernel, row: KernelRow, deps: list[int]) -> int:
+        kind, size = (NodeType.MEM_LOAD, row.bytes_read) if row.bytes_read else (NodeType.MEM_STORE, row.bytes_written)
+        extra = (*_scope_attr(node.scope), int32_attr("kernel", node.row), *_stream_attr(node.stream, 0), *self._extra)
+        name = f"{kind.name}_NODE_{_plain(row.label)}"
+        return self._add(memory_node(self._id, name, kind, max(1, int(size)), deps, extra))
 
     def _described(self, node: Kernel, row: KernelRow) -> tuple[str, tuple[Attribute, ...]]:
         key = (node.row, node.scope)
@@ -327,7 +334,12 @@ class _Maker:
         occurrence = self._occurrence("permute", number)
         self._issued.setdefault(number, []).append((node.kind, node.operand_bytes))
         tag = self._tags.tag("permute", number, occurrence)
-        extra = (string_attr("stands_for", node.kind), *_collective_attrs(node, None), *self._extra)
+        extra = (
+            string_attr("stands_for", node.kind),
+            int32_attr("partition", number),
+            *_collective_attrs(node, None),
+            *self._extra,
+        )
         send = self._message(True, names[0], tag, node.operand_bytes, deps, extra)
         return send, self._message(False, names[1], tag, node.operand_bytes, deps, extra)
 

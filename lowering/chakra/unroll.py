@@ -33,10 +33,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Unrolled:
-    """`steps` in issue order; `exits`: those that nothing waits for; `notes`: what was decided on the way."""
+    """`steps` in issue order; `notes`: what was decided on the way."""
 
     steps: tuple[Step, ...]
-    exits: tuple[int, ...]
     notes: tuple[str, ...]
 
 
@@ -59,8 +58,8 @@ def unroll(
     table = program.table
     work = np.array([row.work.flops + row.work.nbytes for row in table.rows])
     made = _Unroller(costs_s if costs_s is not None else work, loops or {}, max_unroll, max_steps)
-    exits = made.body(program.body, (), 1)
-    return Unrolled(tuple(made.steps), exits, tuple(dict.fromkeys(made.notes)))
+    made.body(program.body, (), 1)
+    return Unrolled(tuple(made.steps), tuple(dict.fromkeys(made.notes)))
 
 
 class _Unroller:

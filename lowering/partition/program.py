@@ -6,6 +6,7 @@ from typing import Any
 from stablecast.ir.program import Argument, Function, Program
 from stablecast.ir.reader import read
 from stablecast.ir.types import ValueType
+from stablecast.lowering.partition.layout import Layout
 from stablecast.lowering.partition.local import Localiser
 from stablecast.lowering.partition.rewrite import drop_dead, share_reshards, to_reduce_scatter
 from stablecast.lowering.partition.shardy import TIMEOUT_S, Worker, run_shardy
@@ -43,7 +44,7 @@ def partition(
     given = replace(given, num_partitions=partitions, notes=(*given.notes, *notes))
     program = Localiser(given).run()
     function = _described(program.main, done.header["arguments"])
-    function = replace(function, body=drop_dead(to_reduce_scatter(share_reshards(function.body))))
+    function = replace(function, body=drop_dead(to_reduce_scatter(share_reshards(function.body), Layout(given.meshes))))
     return replace(program, functions={**program.functions, program.entry: function})
 
 

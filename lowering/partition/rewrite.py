@@ -1,15 +1,15 @@
 """Rewrites of a partitioned block that compilers make too: shared reshards, and sums that are scattered at once."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stablecast.ir.groups import Groups
-from stablecast.ir.program import Block, Op, Program
+from stablecast.ir.program import Axis, Block, Op, Program
 from stablecast.ir.types import as_tensor
+from stablecast.lowering.partition.layout import Layout
 
 _SHARED = frozenset({"stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.all_reduce"})
-_SLICES = frozenset({"stablehlo.slice", "stablehlo.dynamic_slice"})
 _VIEWS = frozenset({"stablehlo.reshape", "stablehlo.copy", "mhlo.copy", "stablehlo.bitcast", "mhlo.bitcast"})
 
 
@@ -41,13 +41,14 @@ def _share(block: Block, names: dict[int, int], kinds: frozenset[str]) -> Block:
 _CONTROL = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
 
 
-def to_reduce_scatter(block: Block) -> Block:
+def to_reduce_scatter(block: Block, layout: Layout | None = None) -> Block:
     """`block` with every all-reduce of which each device only keeps its own part made a reduce-scatter.
 
-    The part is what a slice of the result's only use leaves: one over the size of the group, along one dimension.
+    The part is what a slice of the result's only use leaves: one over the size of the group, along one dimension. With
+    a `layout`, a part along some of the axes makes a reduce-scatter over these and an all-reduce of what is left over
+    the others.
     """
-    uses = _uses(block)
-    return _scatter(block, uses)
+    return _Scatter(_uses(block), layout).block(block)
 
 
 def _uses(block: Block) -> dict[int, list[Op | None]]:
@@ -66,65 +67,88 @@ def _uses(block: Block) -> dict[int, list[Op | None]]:
     return uses
 
 
-def _scatter(block: Block, uses: Mapping[int, list[Op | None]]) -> Block:
-    dropped: dict[int, int] = {}
-    ops: list[Op] = []
-    for op in block.ops:
-        if op.result_types and op.results[0] in dropped:
-            continue
-        found = _sliced(op, uses) if op.name == "stablehlo.all_reduce" and len(op.results) == 1 else None
-        if found is not None:
-            last, dim = found
-            for value in _chain(op, last, uses):
-                dropped[value] = op.operands[0]
-            ops.append(_scattered(op, last, dim))
-            continue
-        if op.regions and op.name in _CONTROL:
-            op = replace(op, regions=tuple(_scatter(region, uses) for region in op.regions))
-        ops.append(op)
-    return Block(block.args, block.arg_types, tuple(ops), block.returns)
+@dataclass(frozen=True, slots=True)
+class _Scatter:
+    uses: Mapping[int, list[Op | None]]
+    layout: Layout | None
 
+    def block(self, block: Block) -> Block:
+        dropped: set[int] = set()
+        ops: list[Op] = []
+        for op in block.ops:
+            if op.results and op.results[0] in dropped:
+                continue
+            last = self._part(op) if op.name == "stablehlo.all_reduce" and len(op.results) == 1 else None
+            made = self._scattered(op, last) if last is not None else None
+            if last is not None and made is not None:
+                dropped.update(self._chain(op, last))
+                ops += made
+                continue
+            if op.regions and op.name in _CONTROL:
+                op = replace(op, regions=tuple(self.block(region) for region in op.regions))
+            ops.append(op)
+        return Block(block.args, block.arg_types, tuple(ops), block.returns)
 
-def _sliced(op: Op, uses: Mapping[int, list[Op | None]]) -> tuple[Op, int] | None:
-    """The slice that alone uses the result of an all-reduce, and the dimension that it cuts to one part."""
-    groups = op.attrs.get("replica_groups")
-    user = _only_use(op, uses)
-    while user is not None and user.name in _VIEWS:
-        user = _only_use(user, uses)
-    if user is None or user.name not in _SLICES or not isinstance(groups, Groups) or groups.size == 1:
-        return None
-    if user.name == "stablehlo.slice" and not user.attrs.get("own_part"):
-        return None
-    before, after = as_tensor(user.operand_types[0]).shape, as_tensor(user.result_type).shape
-    cut = [dim for dim, (full, part) in enumerate(zip(before, after, strict=True)) if full != part]
-    if len(cut) != 1 or -(-before[cut[0]] // groups.size) != after[cut[0]]:
-        return None
-    if user.attrs.get("own_part") not in (None, groups):
-        return None
-    return user, cut[0]
+    def _part(self, op: Op) -> Op | None:
+        """The slice that alone uses the result of an all-reduce."""
+        user = self._only_use(op)
+        while user is not None and user.name in _VIEWS:
+            user = self._only_use(user)
+        own = user is not None and (user.name == "stablehlo.dynamic_slice" or "own_part" in user.attrs)
+        return user if own else None
 
+    def _scattered(self, op: Op, last: Op) -> list[Op] | None:
+        groups = op.attrs.get("replica_groups")
+        before, after = as_tensor(last.operand_types[0]).shape, as_tensor(last.result_type).shape
+        cut = [dim for dim, (full, part) in enumerate(zip(before, after, strict=True)) if full != part]
+        if len(cut) != 1 or not isinstance(groups, Groups) or groups.size == 1:
+            return None
+        over: Groups = last.attrs.get("own_part", groups)
+        if -(-before[cut[0]] // over.size) != after[cut[0]]:
+            return None
+        scattered = replace(
+            op,
+            name="stablehlo.reduce_scatter",
+            results=last.results,
+            result_types=last.result_types,
+            attrs={**op.attrs, "replica_groups": over, "scatter_dimension": cut[0]},
+            signature=-1,
+        )
+        return [scattered] if over == groups else self._and_the_rest(op, scattered, groups, over)
 
-def _only_use(op: Op, uses: Mapping[int, list[Op | None]]) -> Op | None:
-    users = uses.get(op.results[0], [])
-    return users[0] if len(users) == 1 else None
+    def _and_the_rest(self, op: Op, scattered: Op, groups: Groups, over: Groups) -> list[Op] | None:
+        if self.layout is None or groups.mesh != over.mesh or not set(over.axes) < set(groups.axes):
+            return None
+        known = {axis for axis, _ in self.layout.mesh(groups.mesh).axes}
+        if not known.issuperset(groups.axes):
+            return None
+        rest = self.layout.groups(groups.mesh, [Axis(axis) for axis in groups.axes if axis not in over.axes])
+        part = replace(scattered, results=op.results)
+        kinds = scattered.result_types
+        summed = replace(
+            op,
+            operands=op.results,
+            results=scattered.results,
+            operand_types=kinds,
+            result_types=kinds,
+            attrs={**op.attrs, "replica_groups": rest},
+            signature=-1,
+        )
+        return [part, summed]
 
+    def _only_use(self, op: Op) -> Op | None:
+        users = self.uses.get(op.results[0], [])
+        return users[0] if len(users) == 1 else None
 
-def _chain(op: Op, last: Op, uses: Mapping[int, list[Op | None]]) -> list[int]:
-    values: list[int] = []
-    user = _only_use(op, uses)
-    while user is not None:
-        values.append(user.results[0])
-        if user is last:
-            break
-        user = _only_use(user, uses)
-    return values
-
-
-def _scattered(op: Op, last: Op, dim: int) -> Op:
-    attrs = {**op.attrs, "scatter_dimension": dim}
-    return replace(
-        op, name="stablehlo.reduce_scatter", results=last.results, result_types=last.result_types, attrs=attrs, signature=-1
-    )
+    def _chain(self, op: Op, last: Op) -> list[int]:
+        values: list[int] = []
+        user = self._only_use(op)
+        while user is not None:
+            values.append(user.results[0])
+            if user is last:
+                break
+            user = self._only_use(user)
+        return values
 
 
 def drop_dead(block: Block) -> Block:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from stablecast.cli import main
 
 MODULE = """module @small { func.func public @main(%x: tensor<1024x1024xbf16>, %w: tensor<1024x4096xbf16>, %b: tensor<4096xbf16>)

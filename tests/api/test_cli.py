@@ -10,10 +10,10 @@ from typing import Any
 
 import jsonschema
 import pytest
+
 import stablecast
 
-from .conftest import MODULE, Run  # noqa: TID252
-
+Run = Callable[..., Any]
 SCHEMA = json.loads((files("stablecast") / "schema" / "stablecast-1.json").read_text())
 
 
@@ -84,7 +84,7 @@ def test_overlapping_ranges_are_ties(run: Run, module: str) -> None:
 
 
 def test_a_missing_peak_is_a_row_in_a_comparison_and_an_error_alone(run: Run, module: str) -> None:
-    Path(module).write_text(MODULE.replace("bf16", "f8E4M3FN"))
+    Path(module).write_text(Path(module).read_text().replace("bf16", "f8E4M3FN"))
     alone = run("predict", module, "--on", "a100-sxm-40gb")
     assert alone.code == 2
     assert "a100-sxm-40gb" in alone.err
@@ -96,12 +96,16 @@ def test_a_missing_peak_is_a_row_in_a_comparison_and_an_error_alone(run: Run, mo
 
 def test_capture_then_predict(run: Run, examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made = json.loads(run("capture", f"{examples}/mlp.py:train_step", "-o", "step.sc", "--set", "batch=256", "--json").out)
+    made = json.loads(
+        run("capture", f"{examples}/mlp.py:train_step", "-o", "step.sc", "--set", "batch=256", "--json").out
+    )
     assert made["platform"] == "cuda"
     answer = valid(run("predict", "step.sc", "--on", "tpu-v5p", "--json").out, "predict")
     assert answer["platform"] == "cuda"
     assert "the module was lowered for cuda, not for tpu" in answer["assumptions"]
-    direct = json.loads(run("predict", f"{examples}/mlp.py:train_step", "--set", "batch=256", "--on", "h100-sxm", "--json").out)
+    direct = json.loads(
+        run("predict", f"{examples}/mlp.py:train_step", "--set", "batch=256", "--on", "h100-sxm", "--json").out
+    )
     captured = json.loads(run("predict", "step.sc", "--on", "h100-sxm", "--json").out)
     assert captured["step_time_s"] == direct["step_time_s"]
     assert direct["kernels"][0]["source"].startswith("mlp.py:")
@@ -120,7 +124,9 @@ def test_work(run: Run, module: str) -> None:
 def test_kernel(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     sizes = ("--m", 4096, "--n", 4096, "--k", 4096)
-    answer = valid(run("kernel", "matmul", *sizes, "--dtype", "bf16", "--on", "h100-sxm", "--json").out, "kernel_command")
+    answer = valid(
+        run("kernel", "matmul", *sizes, "--dtype", "bf16", "--on", "h100-sxm", "--json").out, "kernel_command"
+    )
     assert 2 * 4096**3 / 989.4e12 < answer["time_s"] < 2 * 4096**3 / 300e12
     Path("rows.csv").write_text("kind,m,n,k,dtype,note\nmatmul,4096,4096,4096,bf16,a\nsoftmax,4096,4096,,f32,\n")
     rows = list(csv.DictReader(io.StringIO(run("kernel", "--table", "rows.csv", "--on", "h100-sxm").out)))
@@ -210,7 +216,10 @@ def test_what_is_wrong_is_one_line(run: Run, module: str, words: str, message: s
 
 def test_reports_look_as_agreed(run: Run, module: str, golden: Callable[[str, str], None]) -> None:
     def steady(text: str) -> str:
-        return "\n".join(line for line in text.splitlines() if not line.startswith(("  predicted in", "  compared in"))) + "\n"
+        return (
+            "\n".join(line for line in text.splitlines() if not line.startswith(("  predicted in", "  compared in")))
+            + "\n"
+        )
 
     golden("predict.txt", steady(run("predict", module, "--on", "h100-sxm").out))
     golden("program.txt", run("predict", module).out)

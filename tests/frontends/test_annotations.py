@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 import stablecast
 from stablecast.frontends.annotations import annotation_of, recording
 
@@ -62,7 +63,9 @@ def test_a_region_reaches_the_scope() -> None:
 
 def test_a_recorder_sees_the_first_call_only() -> None:
     seen: list[tuple[Any, ...]] = []
-    with recording(lambda function, annotation, args, kwargs: seen.append((function.__name__, len(args), dict(kwargs)))):
+    with recording(
+        lambda function, annotation, args, kwargs: seen.append((function.__name__, len(args), dict(kwargs)))
+    ):
 
         @stablecast.workload
         @jax.jit

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+
 from stablecast.frontends.arguments import ArraySpec, call_factory, numpy_name, parse_array, parse_arrays, parse_value
 from stablecast.ir.dtypes import DTYPES
 from stablecast.ir.errors import InputError
@@ -23,7 +24,9 @@ def test_every_element_type_has_a_name_that_jax_knows(name: str) -> None:
 
 
 def test_paths_build_pytrees() -> None:
-    tree = parse_arrays(["x=f32[2]", "batch.tokens=i32[8]", "batch['seg ids']=i32[8]", "p.layers[0].w=f32[1]", "p.layers[1].w=f32[2]"])
+    tree = parse_arrays(
+        ["x=f32[2]", "batch.tokens=i32[8]", "batch['seg ids']=i32[8]", "p.layers[0].w=f32[1]", "p.layers[1].w=f32[2]"]
+    )
     assert tree["x"] == ArraySpec((2,), "float32")
     assert tree["batch"] == {"tokens": ArraySpec((8,), "int32"), "seg ids": ArraySpec((8,), "int32")}
     assert [layer["w"].shape for layer in tree["p"]["layers"]] == [(1,), (2,)]
@@ -49,7 +52,14 @@ def test_what_is_no_array_is_one_line(texts: list[str], message: str) -> None:
 
 
 def test_settings_are_literals_or_text() -> None:
-    assert [parse_value(text) for text in ("32", "0.5", "True", "100m", "(1, 2)", "None")] == [32, 0.5, True, "100m", (1, 2), None]
+    assert [parse_value(text) for text in ("32", "0.5", "True", "100m", "(1, 2)", "None")] == [
+        32,
+        0.5,
+        True,
+        "100m",
+        (1, 2),
+        None,
+    ]
 
 
 def test_factories_are_told_what_they_know_only() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+
 import stablecast
 from stablecast.frontends.files import load
 from stablecast.frontends.script import ArgumentOptions, capture_script, run_script
@@ -100,7 +101,9 @@ def test_errors_of_user_code_are_one_line_with_its_place() -> None:
 
 def test_scripts_by_annotation_factory_and_arrays(script: str) -> None:
     assert shapes(capture_script(f"{script}:step", ArgumentOptions())) == ["x:f32[8,8]"]
-    assert shapes(capture_script(f"{script}:step", ArgumentOptions(settings=["size=4", "dtype=bfloat16"]))) == ["x:bf16[4,4]"]
+    assert shapes(capture_script(f"{script}:step", ArgumentOptions(settings=["size=4", "dtype=bfloat16"]))) == [
+        "x:bf16[4,4]"
+    ]
     by_factory = ArgumentOptions(args=f"{script}:as_dict", settings=["size=6"])
     assert shapes(capture_script(f"{script}:bare", by_factory)) == ["x:f32[6]", "y['a']:f32[6]"]
     by_arrays = ArgumentOptions(arrays=["x=f32[5]", "y.a=f32[5]"])
@@ -116,7 +119,11 @@ def test_later_ways_replace_what_earlier_ones_gave(script: str) -> None:
     ("name", "options", "message"),
     [
         ("nothing", ArgumentOptions(), "has no function 'nothing'"),
-        ("bare", ArgumentOptions(), r"nobody gave the arguments of bare\(x, y\); put @stablecast.workload.*--arg 'x=f32\[8,128\]'"),
+        (
+            "bare",
+            ArgumentOptions(),
+            r"nobody gave the arguments of bare\(x, y\); put @stablecast.workload.*--arg 'x=f32\[8,128\]'",
+        ),
         ("step", ArgumentOptions(settings=["sise=3"]), "has no parameter 'sise' to --set; did you mean size"),
         ("bare", ArgumentOptions(arrays=["z=f32[1]"]), "bare has no parameter 'z'"),
         ("bare", ArgumentOptions(args="factory"), "--args 'factory' names no function"),
@@ -221,7 +228,12 @@ def test_files_by_content(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [(b"", "is empty"), (b"\x1f\x8bnot gzip", "damaged gzip"), (b"HloModule broken {", "not HLO text"), (b"\x00\x01", "not a StableHLO")],
+    [
+        (b"", "is empty"),
+        (b"\x1f\x8bnot gzip", "damaged gzip"),
+        (b"HloModule broken {", "not HLO text"),
+        (b"\x00\x01", "not a StableHLO"),
+    ],
 )
 def test_files_that_are_nothing(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "file"

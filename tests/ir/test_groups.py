@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import Groups, all_devices, from_lists, over_axes
 

@@ -1,6 +1,7 @@
 """Name stacks as people read them."""
 
 import pytest
+
 from stablecast.ir.reader.locations import join_scopes
 from stablecast.ir.scopes import family, generalised, parse_scope
 
@@ -25,7 +26,9 @@ def test_transformations_are_unwrapped(stack: str, label: str) -> None:
 
 
 def test_layers_get_one_family() -> None:
-    assert family("layer12/attention (backward)") == family("layer3/attention (backward)") == "layer*/attention (backward)"
+    assert (
+        family("layer12/attention (backward)") == family("layer3/attention (backward)") == "layer*/attention (backward)"
+    )
     assert family("h2/mlp1") == "h*/mlp*"
     assert generalised(["layer0/mlp", "layer1/mlp"]) == "layer*/mlp"
     assert generalised(["layer0/mlp"]) == "layer0/mlp"

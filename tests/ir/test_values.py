@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stablecast.ir.dtypes import DTYPES, dtype
 from stablecast.ir.errors import InputError
 from stablecast.ir.types import DYNAMIC, Symbol, TensorType, TupleType

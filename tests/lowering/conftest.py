@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import pytest
+
 from stablecast.ir import mlir
 from stablecast.ir.accounting.values import Conventions
 from stablecast.ir.device_program import DeviceProgram

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+
 from stablecast.ir.accounting.values import Conventions
 from stablecast.ir.device_program import Branch, Collective, DeviceProgram, Kernel, Loop
 from stablecast.ir.errors import InputError

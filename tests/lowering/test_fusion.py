@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+
 from stablecast.ir.device_program import DeviceProgram
 from stablecast.ir.kernels import KernelClass
 

@@ -1,0 +1,1 @@
+"""StableHLO of recorded ATen calls."""

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+
 from stablecast.ir.accounting import Conventions, account
 from stablecast.ir.reader import read
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax, shard_map
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
 from stablecast.ir.accounting import account
 
 MESH = AbstractMesh((4, 2), ("x", "y"))

@@ -2,6 +2,7 @@
 
 import pytest
 from jaxlib.mlir.dialects import stablehlo
+
 from stablecast.ir import mlir
 from stablecast.ir.attributes import Dense, DotDims
 from stablecast.ir.errors import InputError
@@ -187,7 +188,10 @@ def test_replicas_are_told_from_partitions() -> None:
         (b"module { func.func @main() { return } }", "function @main is empty"),
         (b"module { func.func private @main() }", "function @main is only declared"),
         (ADD.replace(b"stablehlo.add %a, %a", b'"foo.bar"(%a)'), "not a StableHLO module"),
-        (ADD.replace(b"@main", b"@one").replace(b"} }", b"} func.func @two() -> () { return } }"), "none is @main: @one, @two"),
+        (
+            ADD.replace(b"@main", b"@one").replace(b"} }", b"} func.func @two() -> () { return } }"),
+            "none is @main: @one, @two",
+        ),
         (ADD.replace(b"tensor<4xf32>", b"tensor<*xf32>"), "not a StableHLO module|without a rank"),
         (mlir.BYTECODE_MAGIC + b"garbage", "not a StableHLO module"),
     ],

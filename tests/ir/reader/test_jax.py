@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+
 from stablecast.ir import mlir
 from stablecast.ir.attributes import ConvDims, GatherDims, ScatterDims
 from stablecast.ir.program import Op, Program

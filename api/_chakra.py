@@ -1,0 +1,178 @@
+"""`to_chakra` and `read_chakra`: any input to Chakra traces of all its ranks, and back to device programs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stablecast._predict import Options, Session, Source
+from stablecast.backends.astrasim.files import memory_json, network_yaml, system_json
+from stablecast.backends.device import System
+from stablecast.backends.predictor import Settings, predict_device_program
+from stablecast.backends.pricing import price
+from stablecast.backends.registry import parse_choice
+from stablecast.frontends.chakra import TracePrograms, TraceRole, read_chakra
+from stablecast.ir.accounting.values import Conventions
+from stablecast.ir.chakra.algorithms import CollectiveAlgorithm, read_algorithm
+from stablecast.ir.errors import InputError
+from stablecast.ir.workload import Role, Workload
+from stablecast.lowering.chakra import EmitOptions, EmitReport, MemoryNodes, Order, RolePart, Target, emit
+
+__all__ = ["ChakraOptions", "read_chakra", "to_chakra", "write_chakra"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChakraOptions:
+    """How to write traces; the texts are those of the command line.
+
+    `memory`: `none`, `step` or `kernel`. `order`: `data` or `stream`. `target`: `files`, `tar` or `dry-run`.
+    `max_unroll`: trips of a loop that are written out, None for all. `roofline`: leave the time of compute to the
+    consumer, by work and bytes. `collectives`: kind -> MSCCL XML or prefix of a point-to-point graph.
+    """
+
+    overwrite: bool = False
+    target: str = "files"
+    memory: str = "none"
+    order: str = "data"
+    max_unroll: int | None = None
+    roofline: bool = False
+    collectives: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def to_chakra(
+    source: Source,
+    *args: Any,
+    out: str | Path,
+    on: str = "",
+    ranks: int | None = None,
+    backend: str = "analytical",
+    loops: Mapping[str, int] | None = None,
+    options: ChakraOptions | None = None,
+    **kwargs: Any,
+) -> EmitReport:
+    """Write the Chakra traces of every rank of a program as `<out>.<rank>.et`, with all that ASTRA-sim needs.
+
+    `source`: a JAX function (with its `args` and `kwargs`), a `Workload`, a `DeviceProgram`, or what the command line
+    takes as INPUT. `on`: the system whose predicted times fill the durations, and which the network, system and memory
+    files describe; without it nodes have work and bytes only. `ranks`: must be the number of devices that the program
+    is written for. Raises `StablecastError`; then nothing is left under a final name.
+    """
+    made = Options(backend=backend, conventions=Conventions(loops=loops or {}))
+    if callable(source) and not isinstance(source, str | Path):
+        source = _captured(source, args, kwargs, on)
+    return write_chakra(Session(source, made), out, on=on, ranks=ranks, options=options)
+
+
+def _captured(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], on: str) -> Workload:
+    from stablecast._capture import capture
+    from stablecast._predict import platform_of, split_system
+    from stablecast.backends.catalogue import Catalogue
+
+    platform = platform_of(Catalogue().resolve(split_system(on)[0]).device) if on else "cuda"
+    return capture(function, *args, platform=platform, **kwargs)
+
+
+def write_chakra(
+    session: Session, out: str | Path, *, on: str = "", ranks: int | None = None, options: ChakraOptions | None = None
+) -> EmitReport:
+    """`to_chakra` for the input of `session`."""
+    chosen = options or ChakraOptions()
+    if ranks is not None and ranks < 1:
+        raise InputError(f"{ranks} ranks cannot be written", "give the number of devices of the program")
+    system = session.system(on) if on else None
+    parts = _parts(session, system)
+    files: dict[str, bytes] = {}
+    notes: dict[str, object] = {"input": session.name}
+    settings = Settings(parse_choice(session.options.backend), session.options.conventions.loops)
+    if system is not None:
+        files = _astra_sim(system, chosen)
+        timed = [_timed(part, system, settings) for part in parts]
+        notes["prediction"] = _predictions(parts, system, settings, session.name)
+        parts = [replace(part, durations_s=None) for part in parts] if chosen.roofline else timed
+    rate = system.device.hbm_bytes_per_s.value if system else None
+    emitted = _emit_options(chosen, session.options.conventions.loops, rate)
+    return emit(parts, None, out, ranks=ranks, options=emitted, files=files, notes=notes)
+
+
+def _parts(session: Session, system: System | None) -> list[RolePart]:
+    traces = session.traces()
+    if traces is not None:
+        return [_trace_part(role) for role in traces.roles.values()]
+    workload = session.workload("cuda" if system is None else _platform(system))
+    if not workload.roles:
+        program = session.lowered_alone() if system is None else session.device_program(system.device)
+        return [RolePart("main", program)]
+    return [_role_part(session, workload, role, system) for role in workload.roles]
+
+
+def _platform(system: System) -> str:
+    from stablecast._predict import platform_of
+
+    return platform_of(system.device)
+
+
+def _trace_part(role: TraceRole) -> RolePart:
+    return RolePart(role.name, role.program, role.durations_s, role.coords, role.speed, role.ranks)
+
+
+def _role_part(session: Session, workload: Workload, role: Role, system: System | None) -> RolePart:
+    alone = replace(workload, modules=(workload.module(role.module),), roles=())
+    one = Session(alone, session.options, session.catalogue)
+    program = one.lowered_alone() if system is None else one.device_program(system.device)
+    return RolePart(role.name, program, coords=role.coords, speed=role.speed)
+
+
+def _timed(part: RolePart, system: System, settings: Settings) -> RolePart:
+    priced = price(part.program.table, system.device, settings.choice)
+    return replace(part, durations_s=priced.estimates.time_s)
+
+
+def _predictions(parts: list[RolePart], system: System, settings: Settings, name: str) -> dict[str, object]:
+    """What the manifest says of the prediction that the durations are from."""
+    made = {part.name: predict_device_program(part.program, system, settings, name) for part in parts}
+    first = next(iter(made.values()))
+    return {
+        "system": first.system,
+        "devices": first.devices,
+        "backend": first.backend,
+        "step_time_s": {role: one.step_time_s for role, one in made.items()},
+        "step_time_low_s": {role: one.step_time_low_s for role, one in made.items()},
+        "step_time_high_s": {role: one.step_time_high_s for role, one in made.items()},
+        "compute_s": {role: one.compute_s for role, one in made.items()},
+        "complete": all(one.complete for one in made.values()),
+        "assumptions": list(dict.fromkeys(note for one in made.values() for note in one.assumptions)),
+    }
+
+
+def _astra_sim(system: System, options: ChakraOptions) -> dict[str, bytes]:
+    """Network, system and memory files. A single device has no network to describe."""
+    files = {
+        "system.json": system_json(system, roofline=options.roofline),
+        "memory.json": memory_json(system, remote=options.memory != MemoryNodes.NONE),
+    }
+    if system.count > 1:
+        files["network.yml"] = network_yaml(system)
+    return {name: text.encode() for name, text in files.items()}
+
+
+def _emit_options(options: ChakraOptions, loops: Mapping[str, int], rate: float | None) -> EmitOptions:
+    algorithms: dict[str, CollectiveAlgorithm] = {
+        kind: read_algorithm(source, kind) for kind, source in options.collectives.items()
+    }
+    return EmitOptions(
+        options.overwrite,
+        _choice(Target, options.target, "target"),
+        options.max_unroll,
+        _choice(MemoryNodes, options.memory, "--memory"),
+        _choice(Order, options.order, "--order"),
+        loops,
+        algorithms,
+        rate,
+    )
+
+
+def _choice[Choice: (Target, MemoryNodes, Order)](kinds: type[Choice], text: str, flag: str) -> Choice:
+    try:
+        return kinds(text)
+    except ValueError:
+        raise InputError(f"{flag} '{text}' is unknown", "known: " + ", ".join(kinds)) from None

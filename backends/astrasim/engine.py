@@ -1,0 +1,279 @@
+"""The event-driven machine: a queue of events, messages between ranks, and the queues of chunks of each rank.
+
+This is the reference that follows every message; equal times are served in the order in which events were made,
+and the timers of one rank that fall on the same ns are served together, as in ASTRA-sim.
+"""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from stablecast.backends.astrasim.config import NetworkConfig, SystemConfig
+from stablecast.backends.astrasim.links import AwareLinks, UnawareLinks
+from stablecast.backends.astrasim.plan import LOCAL_DELAY_NS, Phase, Plan, reduction_ns
+
+Event = tuple[Callable[[Any], None], Any]
+Tag = tuple[int, int]
+Key = tuple[Any, int, int, int]
+MAX_EVENTS: Final = 400_000_000
+
+
+class EventQueue:
+    """Events by time in whole ns; of equal time, the earlier made first."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._times: list[int] = []
+        self._lists: dict[int, list[Event]] = {}
+
+    def at(self, time: int, action: Callable[[Any], None], argument: Any) -> None:
+        """Call `action(argument)` at `time`."""
+        events = self._lists.get(time)
+        if events is None:
+            self._lists[time] = [(action, argument)]
+            heapq.heappush(self._times, time)
+        else:
+            events.append((action, argument))
+
+    def run(self) -> None:
+        """Serve events until there are none."""
+        while self._times:
+            time = heapq.heappop(self._times)
+            self.now = time
+            events = self._lists[time]
+            for action, argument in events:
+                action(argument)
+            del self._lists[time]
+
+
+class _Meeting:
+    """A message of which one end is known, or both."""
+
+    __slots__ = ("arrived", "receiver", "sender")
+
+    def __init__(self) -> None:
+        self.sender: Event | None = None
+        self.receiver: Event | None = None
+        self.arrived = False
+
+
+class Messages:
+    """Sends and receives matched by tag, source, target and size, in order."""
+
+    def __init__(self, queue: EventQueue, network: NetworkConfig, aware: bool) -> None:
+        self._queue = queue
+        self._aware = AwareLinks(network) if aware else None
+        self._unaware = UnawareLinks(network)
+        self._free: dict[int, int] = {}
+        self._sent: dict[Key, int] = {}
+        self._received: dict[Key, int] = {}
+        self.meetings: dict[tuple[Key, int], _Meeting] = {}
+
+    def _meet(self, counts: dict[Key, int], key: Key) -> tuple[tuple[Key, int], _Meeting]:
+        number = counts.get(key, 0)
+        counts[key] = number + 1
+        place = (key, number)
+        meeting = self.meetings.get(place)
+        if meeting is None:
+            meeting = self.meetings[place] = _Meeting()
+        return place, meeting
+
+    def send(self, tag: Any, source: int, target: int, nbytes: int, done: Event | None) -> None:
+        """Put a message on the way; `done` is called when it has arrived."""
+        place, meeting = self._meet(self._sent, (tag, source, target, nbytes))
+        meeting.sender = done
+        if self._aware is None:
+            time = self._queue.now + self._unaware.between(source, target, nbytes)
+            self._queue.at(time, self._arrive, place)
+        else:
+            self._hop((place, self._aware.route(source, target), 0))
+
+    def receive(self, tag: Any, source: int, target: int, nbytes: int, done: Event) -> None:
+        """`done` is called when the message is there, at once (by an event) where it already is."""
+        place, meeting = self._meet(self._received, (tag, source, target, nbytes))
+        if meeting.arrived:
+            del self.meetings[place]
+            self._queue.at(self._queue.now, *done)
+        else:
+            meeting.receiver = done
+
+    def _hop(self, argument: Any) -> None:
+        place, route, index = argument
+        aware = self._aware
+        assert aware is not None
+        if index == len(route):
+            self._arrive(place)
+            return
+        link, nbytes = route[index], place[0][3]
+        start = max(self._queue.now, self._free.get(link, 0))
+        self._free[link] = start + aware.busy(nbytes)
+        self._queue.at(start + aware.delivery(nbytes), self._hop, (place, route, index + 1))
+
+    def _arrive(self, place: Any) -> None:
+        meeting = self.meetings[place]
+        receiver = meeting.receiver
+        if receiver is None:
+            meeting.arrived = True
+        else:
+            del self.meetings[place]
+        if meeting.sender is not None:
+            action, argument = meeting.sender
+            action(argument)
+        if receiver is not None:
+            action, argument = receiver
+            action(argument)
+
+
+class Algorithm(Protocol):
+    """What runs a phase of a stream on one rank."""
+
+    def start(self) -> None: ...
+
+
+class Stream:
+    """One chunk of a collective on one rank."""
+
+    __slots__ = ("data", "left", "number", "phase", "places", "running", "tag")
+
+    def __init__(self, data: "DataSet", tag: Tag, number: int, phases: tuple[Phase, ...]) -> None:
+        self.data, self.tag, self.number = data, tag, number
+        self.left = deque(phases)
+        self.phase: Phase | None = None
+        self.running = False
+
+
+class DataSet:
+    """The streams of one collective on one rank; `done` is called when all have finished."""
+
+    __slots__ = ("done", "members", "plan", "remaining")
+
+    def __init__(self, plan: Plan, members: tuple[int, ...] | None, done: Event) -> None:
+        self.plan, self.members, self.done = plan, members, done
+        self.remaining = plan.streams
+
+
+class Rank:
+    """One rank: its timers, and a first-in-first-out queue of streams a dimension."""
+
+    def __init__(self, machine: "Machine", number: int) -> None:
+        self.machine, self.number = machine, number
+        self._timers: dict[int, list[Event]] = {}
+        self._queues: dict[int, list[Stream]] = {}
+        self._running: dict[int, int] = {}
+        self._busy: set[tuple[Tag, int]] = set()
+        self._waiting: dict[tuple[Tag, int], deque[int]] = {}
+
+    def after(self, delay: int, action: Callable[[Any], None], argument: Any) -> None:
+        """Call `action(argument)` in `delay` ns."""
+        queue = self.machine.queue
+        time = queue.now + delay
+        timers = self._timers.get(time)
+        if timers is None:
+            self._timers[time] = [(action, argument)]
+            queue.at(time, self._ring, time)
+        else:
+            timers.append((action, argument))
+
+    def _ring(self, time: int) -> None:
+        for action, argument in self._timers[time]:
+            action(argument)
+        del self._timers[time]
+
+    def send(self, stream: Stream, target: int, nbytes: int) -> None:
+        """A message of a stream; of those to one rank, the next leaves when the last has arrived."""
+        key = (stream.tag, target)
+        if key in self._busy:
+            self._waiting.setdefault(key, deque()).append(nbytes)
+        else:
+            self._busy.add(key)
+            self.machine.messages.send(stream.tag, self.number, target, nbytes, (self._sent, key))
+
+    def _sent(self, key: tuple[Tag, int]) -> None:
+        waiting = self._waiting.get(key)
+        if waiting:
+            self.machine.messages.send(key[0], self.number, key[1], waiting.popleft(), (self._sent, key))
+        else:
+            self._busy.discard(key)
+
+    def receive(self, stream: Stream, source: int, nbytes: int, action: Callable[[Any], None]) -> None:
+        self.machine.messages.receive(stream.tag, source, self.number, nbytes, (action, stream))
+
+    def collective(self, plan: Plan, tag: int, first: int, members: tuple[int, ...] | None, done: Event) -> None:
+        """Begin a collective; its streams have the tags (`tag`, `first`), (`tag`, `first` + 1), ..."""
+        data = DataSet(plan, members, done)
+        for number in range(first, first + plan.streams):
+            self.advance(Stream(data, (tag, number), number - first, plan.phases))
+
+    def advance(self, stream: Stream) -> None:
+        """Move a stream from the phase it has finished into the queue of its next."""
+        before = stream.phase
+        if not stream.left:
+            stream.data.remaining -= 1
+            if stream.data.remaining == 0:
+                action, argument = stream.data.done
+                action(argument)
+        if before is not None:
+            self._queues[before.dim].remove(stream)
+        if stream.left:
+            phase = stream.phase = stream.left.popleft()
+            stream.running = False
+            self._queues.setdefault(phase.dim, []).append(stream)
+        if before is not None:
+            self._running[before.dim] -= 1
+            self._start(before.dim)
+        if stream.phase is not before and stream.phase is not None:
+            self._start(stream.phase.dim)
+
+    def _start(self, dim: int) -> None:
+        streams = self._queues[dim]
+        running = self._running.get(dim, 0)
+        while running < self.machine.concurrent and running < len(streams):
+            stream = streams[running]
+            stream.running = True
+            self._running[dim] = running + 1
+            self.machine.begin(self, stream)
+            running = self._running[dim]
+
+    def members(self, stream: Stream) -> tuple[int, ...]:
+        """The ranks that a stream's phase runs over, in ring order."""
+        return stream.data.members or self.machine.line(self.number, stream.phase.dim if stream.phase else 0)
+
+    def delay(self, stream: Stream) -> int:
+        """Endpoint delay of a stream's messages."""
+        return LOCAL_DELAY_NS if stream.data.plan.local else self.machine.system.endpoint_delay_ns
+
+
+class Machine:
+    """All ranks with their network."""
+
+    def __init__(
+        self, network: NetworkConfig, system: SystemConfig, aware: bool, begin: Callable[[Rank, Stream], None]
+    ) -> None:
+        self.network, self.system, self.begin = network, system, begin
+        self.queue = EventQueue()
+        self.messages = Messages(self.queue, network, aware)
+        self.concurrent = system.active_chunks
+        self.ranks = [Rank(self, number) for number in range(network.ranks)]
+        self._lines: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._reductions: dict[int, int] = {}
+        self.dims = network.npus_count
+
+    def line(self, rank: int, dim: int) -> tuple[int, ...]:
+        """The ranks that differ from `rank` in dimension `dim` only, by their place in it."""
+        dims = self.dims
+        stride = math.prod(dims[:dim])
+        base = rank - rank // stride % dims[dim] * stride
+        key = (base, dim)
+        found = self._lines.get(key)
+        if found is None:
+            found = self._lines[key] = tuple(base + place * stride for place in range(dims[dim]))
+        return found
+
+    def reduction(self, nbytes: int) -> int:
+        """ns to fold a received message in."""
+        found = self._reductions.get(nbytes)
+        if found is None:
+            found = self._reductions[nbytes] = reduction_ns(nbytes, self.system)
+        return found

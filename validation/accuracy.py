@@ -1,0 +1,285 @@
+"""Accuracy of a backend over suites: summaries by group and device, beside the peers, and the log of test-set looks."""
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import stablecast.backends
+from stablecast.backends.registry import parse_choice
+from stablecast.ir.errors import InputError
+from stablecast.ir.text import percent, table
+from stablecast.validation.metrics import ErrorStats, error_stats, grouped_order, grouped_ratio_error, ratio_error
+from stablecast.validation.suites import SUITES, Data, Row, run_suite, suite_names
+
+LOG_COLUMNS: Final = (
+    "date", "suite", "backend", "models", "data", "path", "rows", "mape", "median", "p90", "bias", "weighted", "across_devices",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Errors of one group of rows that share a suite and a path.
+
+    `across_devices`: ratio error between devices for the same item; `across_sizes`: between items on the same device;
+    `order`: share of device pairs whose faster one is picked. `peers`: the same errors of each peer, on its rows only.
+    `in_sample`: share of rows from tables that the constants were fitted on.
+    """
+
+    suite: str
+    name: str
+    path: str
+    stats: ErrorStats
+    across_devices: float | None
+    across_sizes: float | None
+    order: float | None
+    in_sample: float
+    peers: Mapping[str, ErrorStats]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "suite": self.suite,
+            "group": self.name,
+            "path": self.path,
+            **self.stats.to_dict(),
+            "across_devices": self.across_devices,
+            "across_sizes": self.across_sizes,
+            "order": self.order,
+            "in_sample": self.in_sample,
+            "peers": {name: stats.to_dict() for name, stats in self.peers.items()},
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class AccuracyReport:
+    """Rows of the suites that ran, their summaries, and what could not run."""
+
+    rows: tuple[Row, ...]
+    backend: str
+    skipped: Mapping[str, str]
+    notes: tuple[str, ...]
+    hashes: Mapping[str, str]
+    models: str
+
+    @property
+    def summaries(self) -> tuple[Summary, ...]:
+        """One a suite and group."""
+        return self._by(lambda row: row.group)
+
+    @property
+    def by_device(self) -> tuple[Summary, ...]:
+        """One a suite and device."""
+        return self._by(lambda row: row.device)
+
+    @property
+    def totals(self) -> tuple[Summary, ...]:
+        """One a suite and path: rows from tables and from programs are never put together."""
+        return self._by(lambda row: "all")
+
+    def _by(self, key: Callable[[Row], str]) -> tuple[Summary, ...]:
+        groups: dict[tuple[str, str, str], list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault((row.suite, row.path, key(row)), []).append(row)
+        return tuple(summarise(suite, name, path, rows) for (suite, path, name), rows in groups.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "backend": self.backend,
+            "models": self.models,
+            "rows": [row.to_dict() for row in self.rows],
+            "summaries": [summary.to_dict() for summary in (*self.totals, *self.summaries)],
+            "skipped": dict(self.skipped),
+            "notes": list(self.notes),
+            "data": dict(self.hashes),
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    def to_csv(self) -> str:
+        """The rows as CSV."""
+        out = io.StringIO()
+        names = [name for name in self.rows[0].to_dict() if name != "peers"] if self.rows else ["suite"]
+        writer = csv.DictWriter(out, names, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row.to_dict() for row in self.rows)
+        return out.getvalue()
+
+    def __repr__(self) -> str:
+        lines = [f"accuracy of {self.backend} (models {self.models})", ""]
+        for name in dict.fromkeys(row.suite for row in self.rows):
+            lines.append(f"{name}: {SUITES[name].title}")
+            own = [summary for summary in (*self.totals, *self.summaries, *self.by_device) if summary.suite == name]
+            lines += summary_table(own)
+            lines.append("")
+        lines += [f"{name} did not run: {why}" for name, why in self.skipped.items()]
+        lines += [f"note: {note}" for note in self.notes]
+        lines.append(
+            "errors are of predicted against measured; * the shipped constants were fitted on that table. across devices: "
+            "median error of the ratio between two devices; order: how often the faster device is picked."
+        )
+        return "\n".join(lines)
+
+
+def summary_table(summaries: Sequence[Summary]) -> list[str]:
+    """Lines of a table, one a summary."""
+    head = ["group", "path", "rows", "mean", "median", "p90", "bias", "by time", "in range", "across devices", "order", "peers (mean)"]
+    body = [
+        [
+            summary.name + ("*" if summary.in_sample > 0 else ""),
+            summary.path,
+            str(summary.stats.count),
+            percent(summary.stats.mape),
+            percent(summary.stats.median),
+            percent(summary.stats.p90),
+            f"{summary.stats.bias * 100:+.1f} %",
+            percent(summary.stats.weighted),
+            _share(summary.stats.coverage),
+            _share(summary.across_devices),
+            _share(summary.order),
+            ", ".join(f"{name} {percent(stats.mape)} of {stats.count}" for name, stats in summary.peers.items()),
+        ]
+        for summary in summaries
+    ]
+    return table([head, *body], right=range(2, 11), indent="  ")
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else percent(value)
+
+
+def summarise(suite: str, name: str, path: str, rows: Sequence[Row]) -> Summary:
+    """The errors of `rows`."""
+    measured, predicted = _column(rows, "measured_s"), _column(rows, "predicted_s")
+    roundings = [row.rounding_s for row in rows]
+    rounding = np.array([value or 0.0 for value in roundings]) if any(roundings) else None
+    stats = error_stats(measured, predicted, _column(rows, "low_s"), _column(rows, "high_s"), rounding)
+    peers: dict[str, ErrorStats] = {}
+    for peer in dict.fromkeys(name for row in rows for name in row.peers):
+        own = [row for row in rows if row.peers.get(peer)]
+        theirs = np.array([row.peers[peer] for row in own])
+        peers[peer] = error_stats(_column(own, "measured_s"), theirs, bootstrap=False)
+    devices = [row.device for row in rows]
+    return Summary(
+        suite,
+        name,
+        path,
+        stats,
+        grouped_ratio_error([row.key for row in rows], measured, predicted),
+        grouped_ratio_error(devices, measured, predicted) if len(set(devices)) > 1 else ratio_error(measured, predicted),
+        grouped_order([row.key for row in rows], measured, predicted),
+        float(np.mean([row.in_sample for row in rows])),
+        peers,
+    )
+
+
+def _column(rows: Sequence[Row], name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array([getattr(row, name) for row in rows], dtype=np.float64)
+
+
+def run_accuracy(suites: str, folder: Path, backend: str, max_rows: int | None = None) -> AccuracyReport:
+    """The suites that `suites` names, on the data under `folder`, by `backend`.
+
+    A suite without data is skipped with a reason where several were asked for. Raises `InputError` where none can run.
+    """
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}", "say where the measurements lie with --data")
+    names = suite_names(suites)
+    rows: list[Row] = []
+    skipped: dict[str, str] = {}
+    notes: list[str] = []
+    hashes: dict[str, str] = {}
+    for name in names:
+        data = Data(folder, parse_choice(backend), **({"max_rows": max_rows} if max_rows else {}))
+        try:
+            rows += run_suite(name, data)
+        except InputError as error:
+            if len(names) == 1:
+                raise
+            skipped[name] = str(error)
+        notes += data.notes
+        hashes |= data.hashes
+    if not rows:
+        raise InputError(f"{folder} holds no data of any suite", "; ".join(skipped.values())[:400])
+    return AccuracyReport(tuple(rows), str(parse_choice(backend)), skipped, tuple(notes), hashes, model_hash())
+
+
+def model_hash() -> str:
+    """Short hash over the models that ship with stablecast: it changes when a prediction may."""
+    digest = hashlib.sha256()
+    for folder in stablecast.backends.__path__:
+        for path in sorted((Path(folder) / "models").rglob("*")):
+            if path.is_file():
+                digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def log_rows(report: AccuracyReport) -> list[dict[str, Any]]:
+    """What the log keeps of a report: one row a suite that holds a test set."""
+    found: list[dict[str, Any]] = []
+    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    data = hashlib.sha256(json.dumps(dict(sorted(report.hashes.items()))).encode()).hexdigest()[:12]
+    for summary in report.totals:
+        if not SUITES[summary.suite].held_out:
+            continue
+        stats = summary.stats
+        values = (
+            *(stamp, summary.suite, report.backend, report.models, data, summary.path, stats.count),
+            *(round(value, 4) for value in (stats.mape, stats.median, stats.p90, stats.bias, stats.weighted)),
+            round(summary.across_devices, 4) if summary.across_devices is not None else "",
+        )
+        found.append(dict(zip(LOG_COLUMNS, values, strict=True)))
+    return found
+
+
+def append_log(report: AccuracyReport, path: Path) -> int:
+    """Append the scores on test sets to the log at `path`; how many rows were added. Raises `InputError` where it cannot."""
+    rows = log_rows(report)
+    if not rows:
+        return 0
+    try:
+        fresh = not path.exists() or not path.stat().st_size
+        with path.open("a", newline="", encoding="utf-8") as out:
+            writer = csv.DictWriter(out, LOG_COLUMNS, lineterminator="\n")
+            if fresh:
+                writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}", "choose another place with --log") from None
+    return len(rows)
+
+
+def scatter(rows: Iterable[Row], width: int = 640) -> str:
+    """An SVG picture of predicted against measured time, both on logarithmic axes."""
+    listed = list(rows)
+    measured, predicted = _column(listed, "measured_s"), _column(listed, "predicted_s")
+    low = float(np.floor(np.log10(min(measured.min(), predicted.min()))))
+    high = float(np.ceil(np.log10(max(measured.max(), predicted.max()))))
+    side, edge = width - 80, 50
+
+    def place(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return (np.log10(values) - low) / max(high - low, 1.0) * side
+
+    groups = {name: number for number, name in enumerate(dict.fromkeys(row.group for row in listed))}
+    dots = "".join(
+        f'<circle cx="{edge + x:.1f}" cy="{edge + side - y:.1f}" r="2" fill="hsl({groups[row.group] * 47 % 360},60%,45%)" fill-opacity="0.4"/>'
+        for row, x, y in zip(listed, place(measured), place(predicted), strict=True)
+    )
+    ticks = "".join(
+        f'<text x="{edge + (t - low) / max(high - low, 1.0) * side:.0f}" y="{edge + side + 16}" font-size="10">1e{t:.0f} s</text>'
+        f'<text x="2" y="{edge + side - (t - low) / max(high - low, 1.0) * side:.0f}" font-size="10">1e{t:.0f} s</text>'
+        for t in np.arange(low, high + 1)
+    )
+    line = f'<line x1="{edge}" y1="{edge + side}" x2="{edge + side}" y2="{edge}" stroke="#888"/>'
+    box = f'<rect x="{edge}" y="{edge}" width="{side}" height="{side}" fill="none" stroke="#ccc"/>'
+    caption = f'<text x="{edge}" y="30" font-size="12">predicted (up) against measured (right), {len(listed)} rows</text>'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{width}" font-family="sans-serif">'
+    return f"{head}{caption}{box}{line}{dots}{ticks}</svg>\n"

@@ -1,0 +1,229 @@
+"""What a suite is: cases with a measured time, turned into rows with a predicted one."""
+
+import csv
+import gzip
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stablecast.backends.analytical.constants import CONSTANTS_FILE
+from stablecast.backends.catalogue import Catalogue
+from stablecast.backends.collectives import COLLECTIVE_CONSTANTS_FILE
+from stablecast.backends.device import Device
+from stablecast.backends.pricing import price
+from stablecast.backends.registry import Choice
+from stablecast.ir.errors import InputError
+from stablecast.ir.kernels import KernelRow, KernelTable
+
+FloatArray = npt.NDArray[np.float64]
+Record = Mapping[str, str]
+MAX_ROWS: Final = 4000
+"""Rows that are scored of one table and device; a larger table is thinned with a fixed seed."""
+
+_SEED: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured time beside its prediction, seconds.
+
+    `item`: what was measured; `device`: the catalogue's name. `peer`, `peer_predicted_s`: the peer whose prediction the
+    data hold; `peers`: all of them. `group`: the part of the suite that it counts in. `path`: `table` for a kernel from
+    its sizes, `program` for a captured program. `rounding_s`: half of the last digit that the label keeps. `in_sample`:
+    the table is one that the shipped constants were fitted on. `key`: equal for the same item on different devices.
+    """
+
+    suite: str
+    item: str
+    device: str
+    measured_s: float
+    predicted_s: float
+    low_s: float
+    high_s: float
+    peer: str = ""
+    peer_predicted_s: float | None = None
+    peers: Mapping[str, float] = field(default_factory=dict[str, float])
+    group: str = ""
+    path: str = "table"
+    rounding_s: float | None = None
+    in_sample: bool = False
+    key: str = ""
+    basis: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "suite": self.suite,
+            "item": self.item,
+            "device": self.device,
+            "measured_s": self.measured_s,
+            "predicted_s": self.predicted_s,
+            "low_s": self.low_s,
+            "high_s": self.high_s,
+            "peer": self.peer,
+            "peer_predicted_s": self.peer_predicted_s,
+            "peers": dict(self.peers),
+            "group": self.group,
+            "path": self.path,
+            "rounding_s": self.rounding_s,
+            "in_sample": self.in_sample,
+            "basis": self.basis,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kernel with its measured time; fields as in `Row`."""
+
+    item: str
+    kernel: KernelRow
+    measured_s: float
+    group: str
+    peers: Mapping[str, float] = field(default_factory=dict[str, float])
+    rounding_s: float | None = None
+    key: str = ""
+
+
+Make = Callable[[Device, Record], Case | None]
+
+
+@dataclass
+class Data:
+    """The folder of measurements: tables by path, the catalogue, the chosen backends, and what was left out and why."""
+
+    folder: Path
+    choice: Choice
+    max_rows: int = MAX_ROWS
+    catalogue: Catalogue = field(default_factory=Catalogue)
+    missing: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+    hashes: dict[str, str] = field(default_factory=dict[str, str])
+
+    def read(self, path: str) -> list[Record]:
+        """The rows of a table, none where the folder does not hold it (then it is in `missing`)."""
+        full = self.folder / path
+        if not full.is_file():
+            self.missing.append(path)
+            return []
+        content = full.read_bytes()
+        self.hashes[path] = hashlib.sha256(content).hexdigest()[:12]
+        text = (gzip.decompress(content) if full.suffix == ".gz" else content).decode()
+        return list(csv.DictReader(io.StringIO(text)))
+
+    def find(self, path: str) -> Path | None:
+        """A file of the folder, None where it is missing."""
+        full = self.folder / path
+        if full.is_file():
+            self.hashes[path] = hashlib.sha256(full.read_bytes()).hexdigest()[:12]
+            return full
+        self.missing.append(path)
+        return None
+
+    def thinned(self, records: Sequence[Record], what: str) -> Sequence[Record]:
+        """At most `max_rows` of them, the same ones every time."""
+        if len(records) <= self.max_rows:
+            return records
+        chosen = np.random.default_rng(_SEED).choice(len(records), self.max_rows, replace=False)
+        self.notes.append(f"{what}: {self.max_rows} of {len(records)} rows, fixed seed")
+        return [records[int(index)] for index in np.sort(chosen)]
+
+    def kernels(self, suite: str, device: str, records: Iterable[Record], make: Make, fitted: str = "") -> list[Row]:
+        """Rows of kernels on one device. `make` gives None for a record that does not count.
+
+        `fitted`: the name by which the constants' sources know the table.
+        """
+        found = self.catalogue.device(device)
+        cases = [case for record in records if (case := make(found, record)) is not None and case.measured_s > 0]
+        if not cases:
+            return []
+        estimates = self._price(suite, [case.kernel for case in cases], found)
+        if estimates is None:
+            return []
+        time, low, high, basis = estimates
+        seen = bool(fitted) and is_fitted(fitted)
+        return [
+            make_row(suite, device, case, (float(time[i]), float(low[i]), float(high[i])), str(basis[i]), seen)
+            for i, case in enumerate(cases)
+        ]
+
+    def _price(
+        self, suite: str, kernels: Sequence[KernelRow], device: Device
+    ) -> tuple[FloatArray, FloatArray, FloatArray, Sequence[str]] | None:
+        try:
+            estimates = price(KernelTable.of(kernels), device, self.choice).estimates
+        except InputError as error:
+            self.notes.append(f"{suite} on {device.name} is left out: {error.message}")
+            return None
+        return estimates.time_s, estimates.low_s, estimates.high_s, list(map(str, estimates.source))
+
+
+def make_row(suite: str, device: str, case: Case, times: tuple[float, float, float], basis: str, seen: bool) -> Row:
+    """The row of a priced case."""
+    peer = next(iter(case.peers), "")
+    return Row(
+        suite,
+        case.item,
+        device,
+        case.measured_s,
+        *times,
+        peer=peer,
+        peer_predicted_s=case.peers.get(peer),
+        peers=case.peers,
+        group=case.group,
+        rounding_s=case.rounding_s,
+        in_sample=seen,
+        key=case.key or case.item,
+        basis=basis,
+    )
+
+
+@cache
+def _fit_sources() -> str:
+    files = (CONSTANTS_FILE, COLLECTIVE_CONSTANTS_FILE)
+    return "\n".join(path.read_text(encoding="utf-8") for path in files if path.is_file())
+
+
+def is_fitted(table: str) -> bool:
+    """Whether the shipped constants name `table` among the tables that they were fitted on."""
+    return table in _fit_sources()
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A named set of measurements.
+
+    `run`: the rows that the data give. `origin`: where to get the data. `held_out`: scoring it is a look at a test set,
+    and is logged. `path`: what its rows start from, `table` or `program`.
+    """
+
+    name: str
+    title: str
+    run: Callable[[Data], list[Row]]
+    origin: str
+    held_out: bool = False
+    path: str = "table"
+
+
+def whole(record: Record, *columns: str) -> list[int]:
+    """Columns as whole numbers; an empty cell is 0."""
+    return [int(float(record.get(column) or 0)) for column in columns]
+
+
+def number(record: Record, column: str) -> float:
+    """A column as a number; an empty cell is 0."""
+    return float(record.get(column) or 0)
+
+
+def half_digit(text: str, unit_s: float) -> float | None:
+    """Half of the last digit that `text` keeps, in seconds."""
+    if not text:
+        return None
+    mantissa, _, exponent = text.lower().partition("e")
+    decimals = len(mantissa.partition(".")[2])
+    return 0.5 * 10.0 ** (-decimals + int(exponent or 0)) * unit_s

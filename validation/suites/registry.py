@@ -1,0 +1,53 @@
+"""Every suite by name."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from stablecast.ir.errors import InputError, near_names
+from stablecast.validation.suites import collectives, hespas, kernels, neusight
+from stablecast.validation.suites.base import Data, Row, Suite
+
+SUITES: Final[Mapping[str, Suite]] = {
+    suite.name: suite
+    for suite in (
+        Suite("neusight", "NeuSight: FP32 kernels, operators and models", neusight.run, "github.com/sitar-lab/NeuSight", held_out=True),
+        Suite("deepbench", "DeepBench: products and convolutions, 2016-2019", kernels.deepbench, "github.com/baidu-research/DeepBench"),
+        Suite("vidur", "Vidur: FP16 LLM layers", kernels.vidur, "github.com/microsoft/vidur", held_out=True),
+        Suite("llmcompass", "LLMCompass: FP16 operators", kernels.llmcompass, "github.com/PrincetonUniversity/LLMCompass", held_out=True),
+        Suite("tpu-v4", "TPU v4 kernels in FP16", kernels.tpu_v4, "github.com/scalesim-project/SCALE-Sim-validation", held_out=True),
+        Suite("gemm", "Large tables of matrix products", kernels.gemm, "github.com/ai-dynamo/aiconfigurator, github.com/openxla/xla"),
+        Suite("collectives", "Collectives", collectives.run, "github.com/ai-dynamo/aiconfigurator, github.com/openxla/xla"),
+        Suite("hespas", "HeSPaS: training steps on four GPUs", hespas.run, "github.com/imec-int/hespas", held_out=True, path="program"),
+    )
+}
+PLANNED: Final = ("tpu-steps", "vtrain", "torchtitan", "timm")
+"""Suites that need captured models first."""
+
+
+def suite_names(text: str) -> tuple[str, ...]:
+    """The suites that `--suite` names: one, several with commas, or `all`. Raises `InputError` for an unknown one."""
+    if text == "all":
+        return tuple(SUITES)
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    for name in names:
+        if name in PLANNED:
+            raise InputError(f"suite '{name}' needs captured models and is not there yet", "known: " + ", ".join(SUITES))
+        if name not in SUITES:
+            raise InputError(f"unknown suite '{name}'", near_names(name, SUITES) or "known: " + ", ".join(SUITES))
+    if not names:
+        raise InputError("no suite is named", "known: all, " + ", ".join(SUITES))
+    return names
+
+
+def run_suite(name: str, data: Data) -> list[Row]:
+    """The rows of one suite. Raises `InputError` where the folder holds none of its files."""
+    suite = SUITES[name]
+    before = len(data.missing)
+    rows = suite.run(data)
+    missing = data.missing[before:]
+    if not rows:
+        raise InputError(
+            f"{data.folder} holds no data of suite {name}" + (f" ({', '.join(missing[:3])})" if missing else ""),
+            f"it comes from {suite.origin}; say where it lies with --data",
+        )
+    return rows
