@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from stablecast._capture import capture, load
+    from stablecast._chakra import read_chakra, to_chakra
     from stablecast._compare import Comparison, compare
     from stablecast._predict import predict, work
     from stablecast.backends.catalogue import Catalogue
@@ -31,6 +32,8 @@ _HOMES = {
     "load": "stablecast._capture",
     "predict": "stablecast._predict",
     "work": "stablecast._predict",
+    "to_chakra": "stablecast._chakra",
+    "read_chakra": "stablecast._chakra",
     "compare": "stablecast._compare",
     "Comparison": "stablecast._compare",
     "Prediction": "stablecast.backends.prediction",
@@ -53,8 +56,10 @@ __all__ = [
     "compare",
     "load",
     "predict",
+    "read_chakra",
     "region",
     "register_work",
+    "to_chakra",
     "work",
     "workload",
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stablecast._predict import Options, Session, Source
 from stablecast.backends.astrasim.files import memory_json, network_yaml, system_json
@@ -11,12 +11,14 @@ from stablecast.backends.device import System
 from stablecast.backends.predictor import Settings, predict_device_program
 from stablecast.backends.pricing import price
 from stablecast.backends.registry import parse_choice
-from stablecast.frontends.chakra import TracePrograms, TraceRole, read_chakra
+from stablecast.frontends.chakra import TraceRole, read_chakra
 from stablecast.ir.accounting.values import Conventions
 from stablecast.ir.chakra.algorithms import CollectiveAlgorithm, read_algorithm
 from stablecast.ir.errors import InputError
 from stablecast.ir.workload import Role, Workload
 from stablecast.lowering.chakra import EmitOptions, EmitReport, MemoryNodes, Order, RolePart, Target, emit
+
+_Choice = TypeVar("_Choice", Target, MemoryNodes, Order)
 
 __all__ = ["ChakraOptions", "read_chakra", "to_chakra", "write_chakra"]
 
@@ -171,7 +173,7 @@ def _emit_options(options: ChakraOptions, loops: Mapping[str, int], rate: float 
     )
 
 
-def _choice[Choice: (Target, MemoryNodes, Order)](kinds: type[Choice], text: str, flag: str) -> Choice:
+def _choice(kinds: type[_Choice], text: str, flag: str) -> _Choice:
     try:
         return kinds(text)
     except ValueError:

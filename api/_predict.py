@@ -77,8 +77,8 @@ def predict(
     """Predict the step time of a program on a device or system.
 
     `source`: a JAX function (with its `args` and `kwargs`), a `Workload`, a `DeviceProgram`, or what the command line
-    takes as INPUT. `on`: `NAME`, `NAME:N` or a YAML file; without `:N`, as many devices as the program has. `backend`: a name, or
-    `matmul=systolic,default=analytical`. `loops`: trip counts that the program leaves open. Raises `StablecastError`.
+    takes as INPUT. `on`: `NAME`, `NAME:N` or a YAML file; without `:N`, as many devices as the program has.
+    `backend`: a name, or `matmul=systolic,default=analytical`. `loops`: trip counts that the program leaves open. Raises `StablecastError`.
     """
     started = time.perf_counter()
     options = Options(backend=backend, conventions=Conventions(loops=loops or {}))

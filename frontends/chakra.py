@@ -105,9 +105,7 @@ def read_chakra(source: str | Path, *, group_file: str | Path | None = None, ran
     if own.is_file() and not files.single:
         return TracePrograms(str(source), _read_own(files, own))
     parts = read_foreign(files, None if group_file is None else Path(group_file), ranks)
-    roles = [
-        TraceRole(part.name, part.program, part.durations_s, {}, part.ranks, len(part.ranks)) for part in parts
-    ]
+    roles = [TraceRole(part.name, part.program, part.durations_s, {}, part.ranks, len(part.ranks)) for part in parts]
     return TracePrograms(str(source), roles)
 
 
@@ -172,7 +170,7 @@ class _OwnReader:
             try:
                 deps = sorted({at for dep in node.data_deps for at in place[dep]})
             except KeyError as error:
-                raise InputError(f"{self._path}: node {node.id} waits for {error}, which does not stand before it") from None
+                raise InputError(f"{self._path}: node {node.id} waits for {error}, not before it") from None
             expands = node.value("expands")
             if isinstance(expands, int):
                 at = merged.setdefault(expands, len(items))

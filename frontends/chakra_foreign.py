@@ -75,9 +75,7 @@ def read_foreign(files: TraceFiles, group_file: Path | None, ranks: int | None) 
         by_role.setdefault(_signature(read, number), []).append(read)
     if not any(read.nodes for held in by_role.values() for read in held):
         raise InputError(f"{files.prefix}: the trace has no nodes")
-    return [
-        _RoleMaker(f"role{index}", held, number, files).run() for index, held in enumerate(by_role.values())
-    ]
+    return [_RoleMaker(f"role{index}", held, number, files).run() for index, held in enumerate(by_role.values())]
 
 
 def _read_rank(
@@ -94,7 +92,7 @@ def _read_rank(
             named = isinstance(name, str) and name.strip("0") != ""
             groups[at] = members.get(str(name)) if named else None
             if named and groups[at] is None:
-                raise InputError(f"{path}: node {node.id} runs in group {name}, which no group file names", "give --group-file")
+                raise InputError(f"{path}: no group file names group {name} of node {node.id}", "give the group file")
         elif node.type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
             sends = node.type == NodeType.COMM_SEND
             peer, tag = node.value("comm_dst" if sends else "comm_src"), node.value("comm_tag")
@@ -263,7 +261,8 @@ class _RoleMaker:
         groups = self._groups_at(at)
         if groups.size < 2:
             self._notes.append("collectives over one rank take no time; say how many ranks there are")
-        result = size * groups.size if kind == "all_gather" else size // groups.size if kind == "reduce_scatter" else size
+        result = size * groups.size if kind == "all_gather" else size
+        result = size // groups.size if kind == "reduce_scatter" else result
         return Collective(kind, groups, size, result, scope=node.name)
 
     def _groups_at(self, at: int) -> Groups:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stablecast.ir.chakra import Node, NodeType
+from stablecast.ir.chakra import IOInfo, Node, NodeType
 from stablecast.ir.device_program import Unmodelled
 from stablecast.ir.kernels import FloatArray, KernelClass, KernelRow, KernelTable
 
@@ -101,9 +101,8 @@ class RowBook:
         loads = node.type == NodeType.MEM_LOAD
         self.notes.append("transfers with remote memory are priced as copies within the device")
         read, written = (nbytes, 0.0) if loads else (0.0, nbytes)
-        row = KernelRow(
-            KernelClass.COPY, bytes_read=read, bytes_written=written, library=REMOTE_MEMORY, label="load" if loads else "store"
-        )
+        label = "load" if loads else "store"
+        row = KernelRow(KernelClass.COPY, bytes_read=read, bytes_written=written, library=REMOTE_MEMORY, label=label)
         return Compute(row, node.name)
 
     def compute(self, node: Node) -> Compute:
@@ -122,7 +121,13 @@ class RowBook:
             f"compute nodes state operations and bytes only: taken as {_ASSUMED_MATH} products of unknown shape"
         )
         return KernelRow(
-            KernelClass.CUSTOM, _ASSUMED_MATH, _ASSUMED_MATH, "f32", _ASSUMED_MATH, matmul_flops=float(operations), bytes_read=float(size)
+            KernelClass.CUSTOM,
+            _ASSUMED_MATH,
+            _ASSUMED_MATH,
+            "f32",
+            _ASSUMED_MATH,
+            matmul_flops=float(operations),
+            bytes_read=float(size),
         )
 
     def _stage(self, node: Node, operations: int, size: int) -> KernelRow:
@@ -142,14 +147,13 @@ class RowBook:
         )
         if klass is KernelClass.MATMUL:
             m, n, k = _product_shape(operations, size, inputs)
-            return replace(
-                row, math=_ASSUMED_MATH, in_dtype=_ASSUMED_MATH, acc_dtype="f32", m=m, n=n, k=k, matmul_flops=2.0 * operations
-            )
+            typed = replace(row, math=_ASSUMED_MATH, in_dtype=_ASSUMED_MATH, acc_dtype="f32")
+            return replace(typed, m=m, n=n, k=k, matmul_flops=2.0 * operations)
         return row if klass is KernelClass.COPY else replace(row, vector_flops=float(operations))
 
     def _bare(self, node: Node) -> KernelRow:
-        read, dtype = _tensor_bytes(node.inputs.values if node.inputs else "", node.inputs.types if node.inputs else "")
-        written, out = _tensor_bytes(node.outputs.values if node.outputs else "", node.outputs.types if node.outputs else "")
+        read, dtype = _tensor_bytes(node.inputs)
+        written, out = _tensor_bytes(node.outputs)
         label = node.name.split("(")[0].strip()[:80] or node.name[:80]
         return KernelRow(
             KernelClass.CUSTOM,
@@ -182,8 +186,9 @@ def _product_shape(operations: int, result: int, inputs: list[int]) -> tuple[int
     return result // (second // k), second // k, k
 
 
-def _tensor_bytes(values: str, types: str) -> tuple[int, str]:
-    """Bytes of the tensors in a list as PyTorch's execution traces write it, and the type of the first."""
+def _tensor_bytes(info: IOInfo | None) -> tuple[int, str]:
+    """Bytes of the tensors that PyTorch's execution traces list, and the type of the first."""
+    values, types = (info.values, info.types) if info else ("", "")
     tensors: list[list[Any]] = []
     _collect(_literal(values), tensors)
     kinds: list[str] = []

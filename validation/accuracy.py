@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ import stablecast.backends
 from stablecast.backends.registry import parse_choice
 from stablecast.ir.errors import InputError
 from stablecast.ir.text import percent, table
-from stablecast.validation.metrics import ErrorStats, error_stats, grouped_order, grouped_ratio_error, ratio_error
+from stablecast.validation.metrics import ErrorStats, across, error_stats, grouped_ratio_error
 from stablecast.validation.suites import SUITES, Data, Row, run_suite, suite_names
 
 LOG_COLUMNS: Final = (
@@ -68,17 +69,17 @@ class AccuracyReport:
     hashes: Mapping[str, str]
     models: str
 
-    @property
+    @cached_property
     def summaries(self) -> tuple[Summary, ...]:
         """One a suite and group."""
         return self._by(lambda row: row.group)
 
-    @property
+    @cached_property
     def by_device(self) -> tuple[Summary, ...]:
         """One a suite and device."""
         return self._by(lambda row: row.device)
 
-    @property
+    @cached_property
     def totals(self) -> tuple[Summary, ...]:
         """One a suite and path: rows from tables and from programs are never put together."""
         return self._by(lambda row: "all")
@@ -168,14 +169,15 @@ def summarise(suite: str, name: str, path: str, rows: Sequence[Row]) -> Summary:
         theirs = np.array([row.peers[peer] for row in own])
         peers[peer] = error_stats(_column(own, "measured_s"), theirs, bootstrap=False)
     devices = [row.device for row in rows]
+    between, order = across([row.key for row in rows], devices, measured, predicted)
     return Summary(
         suite,
         name,
         path,
         stats,
-        grouped_ratio_error([row.key for row in rows], measured, predicted),
-        grouped_ratio_error(devices, measured, predicted) if len(set(devices)) > 1 else ratio_error(measured, predicted),
-        grouped_order([row.key for row in rows], measured, predicted),
+        between,
+        grouped_ratio_error(devices, measured, predicted),
+        order,
         float(np.mean([row.in_sample for row in rows])),
         peers,
     )

@@ -5,6 +5,7 @@ With measured m and predicted p, both seconds: relative error e = (p - m) / m. E
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -104,7 +105,7 @@ def error_stats(
 def bootstrap_interval(values: FloatArray, figure: Callable[[FloatArray], float] | None = None) -> Interval:
     """The 95 % interval of `figure` (the mean if none is given) over resampled rows; the seed is fixed."""
     generator = np.random.default_rng(_SEED)
-    resamples = _RESAMPLES if len(values) <= 2000 else 200
+    resamples = _RESAMPLES if len(values) <= 2000 else 100
     chosen = figure or (lambda sample: float(sample.mean()))
     found = [chosen(values[generator.integers(0, len(values), len(values))]) for _ in range(resamples)]
     low, high = np.quantile(found, [0.025, 0.975])
@@ -128,6 +129,7 @@ def rank_correlation(measured: FloatArray, predicted: FloatArray) -> float | Non
     return float(np.corrcoef(a, b)[0, 1])
 
 
+@lru_cache(maxsize=256)
 def pairs(size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Every pair of `size` rows, a fixed sample of them where there are too many."""
     if size * (size - 1) // 2 <= _MAX_PAIRS:
@@ -166,24 +168,48 @@ def ratio_error(measured: FloatArray, predicted: FloatArray) -> float | None:
 
 
 def grouped_ratio_error(groups: Sequence[Any], measured: FloatArray, predicted: FloatArray) -> float | None:
-    """`ratio_error` over pairs within a group only: one item on several systems, or one system at several sizes."""
-    return _grouped(groups, measured, predicted, ratio_error)
+    """The median over groups of `ratio_error` within each: one system at several sizes."""
+    return _grouped(_members(groups), measured, predicted, ratio_error)
 
 
-def grouped_order(groups: Sequence[Any], measured: FloatArray, predicted: FloatArray) -> float | None:
-    """`pairwise_order` within groups: does the model pick the right winner?"""
-    return _grouped(groups, measured, predicted, pairwise_order)
+def across(
+    items: Sequence[Any], systems: Sequence[Any], measured: FloatArray, predicted: FloatArray
+) -> tuple[float | None, float | None]:
+    """The same item on several systems: median ratio error, and the share of system pairs put in the right order.
+
+    Several rows of one item on one system count as their geometric mean. None where no item is on two systems.
+    """
+    cells: dict[tuple[Any, Any], list[int]] = {}
+    for index, cell in enumerate(zip(items, systems, strict=True)):
+        cells.setdefault(cell, []).append(index)
+    by_item: dict[Any, list[int]] = {}
+    for place, (item, _) in enumerate(cells):
+        by_item.setdefault(item, []).append(place)
+    shared = {item: places for item, places in by_item.items() if len(places) > 1}
+    if not shared:
+        return None, None
+    logs = [(np.log(measured[rows]).mean(), np.log(predicted[rows]).mean()) for rows in cells.values()]
+    values = np.exp(np.array(logs))
+    members = [np.array(places) for places in shared.values()]
+    ratios = [ratio_error(values[place, 0], values[place, 1]) for place in members]
+    orders = [pairwise_order(values[place, 0], values[place, 1]) for place in members]
+    known = [order for order in orders if order is not None]
+    return float(np.median([ratio for ratio in ratios if ratio is not None])), float(np.mean(known)) if known else None
+
+
+def _members(groups: Sequence[Any]) -> list[npt.NDArray[np.int64]]:
+    members: dict[Any, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    return [np.array(index) for index in members.values() if len(index) > 1]
 
 
 def _grouped(
-    groups: Sequence[Any],
+    members: Sequence[npt.NDArray[np.int64]],
     measured: FloatArray,
     predicted: FloatArray,
     figure: Callable[[FloatArray, FloatArray], float | None],
 ) -> float | None:
-    members: dict[Any, list[int]] = {}
-    for index, group in enumerate(groups):
-        members.setdefault(group, []).append(index)
-    found = [figure(measured[index], predicted[index]) for index in map(np.array, members.values()) if len(index) > 1]
+    found = [figure(measured[index], predicted[index]) for index in members]
     known = [value for value in found if value is not None]
     return float(np.median(known)) if known else None

@@ -6,7 +6,7 @@ Start at `run` (a .cfg and a topology to report files), `evaluate` (one layer), 
 
 from stablecast.backends.systolic.config import SparsityConfig, SramBanks, SystolicConfig, read_config
 from stablecast.backends.systolic.corrected import CORRECTIONS, Estimate, Memory, estimate
-from stablecast.backends.systolic.cycles import compute_cycles
+from stablecast.backends.systolic.cycles import compute_cycles, partitioned_cycles
 from stablecast.backends.systolic.geometry import DATAFLOWS, Dataflow
 from stablecast.backends.systolic.layers import Layer, LayerKind
 from stablecast.backends.systolic.layout import Layout, read_layout
@@ -36,6 +36,7 @@ __all__ = [
     "estimate",
     "evaluate",
     "evaluate_table",
+    "partitioned_cycles",
     "read_config",
     "read_layout",
     "read_topology",

@@ -93,6 +93,33 @@ def compute_cycles(
     return times * (count * (lines - np.where(folds.is_os, folds.rows, 0)) - 1)
 
 
+def partitioned_cycles(
+    m: Ints,
+    n: Ints,
+    k: Ints,
+    *,
+    array_rows: Ints,
+    array_cols: Ints,
+    row_parts: Ints = 1,
+    col_parts: Ints = 1,
+    step_parts: Ints = 1,
+    dataflow: Dataflows = "ws",
+) -> IntArray:
+    """Cycles of the busiest of row_parts x col_parts x step_parts arrays that share one product.
+
+    Row and column folds are dealt out in space; `step_parts` splits the T streamed steps, each part over all folds of
+    its own (under os the parts' results must still be added up, which is not counted). One array: `compute_cycles`.
+    Formula of SCALE-Sim v3's multi-core mode: (2R + C + T / P_t - 2) x (F_r / P_r) x (F_c / P_c), each rounded up.
+    """
+    folds = fold_arrays(m, n, k, array_rows, array_cols, dataflow)
+    rows, cols, steps = (np.asarray(value, dtype=np.int64) for value in (row_parts, col_parts, step_parts))
+    for name, values in (("row_parts", rows), ("col_parts", cols), ("step_parts", steps)):
+        if values.size and int(values.min()) < 1:
+            raise InputError(f"{name} = {int(values.min())}", "allowed: whole numbers from 1")
+    lines = -(-folds.t // steps) + 2 * folds.rows + folds.cols - 2
+    return lines * -(-folds.row_folds // rows) * -(-folds.col_folds // cols)
+
+
 def mapping_efficiencies(folds: FoldArrays) -> FloatArray:
     """Share of the array that holds an element, 0 to 1, averaged over folds."""
     return folds.sr * folds.sc / (folds.row_folds * folds.col_folds * folds.rows * folds.cols)

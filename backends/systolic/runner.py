@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
@@ -67,17 +70,21 @@ def run(
     kind: LayerKind | None = None,
     compat: Compat | None = None,
     traces: bool = False,
+    jobs: int = 1,
 ) -> RunResult:
     """SCALE-Sim's command as a function: a .cfg, a topology CSV, reports under `out_dir`/<run_name>/.
 
     Without `out_dir` nothing is written. `kind` None takes conv or gemm from the topology's header. `traces` adds
-    SCALE-Sim's six trace files per layer, in compatibility mode. Raises InputError naming file, line and field.
+    SCALE-Sim's six trace files per layer, in compatibility mode; `jobs` layers run side by side in processes of their
+    own. Raises InputError naming file, line and field.
     """
     settings, network = load(config, topology, kind)
     placed = layout if isinstance(layout, Layout) or layout is None else read_layout(layout)
     if traces and (compat is None or out_dir is None):
         raise InputError("traces without compatibility mode or output folder", f"give compat={COMPAT} and a folder")
     notes = [*settings.notes, *network.notes, *_layout_notes(settings, placed, compat)]
+    if settings.sparsity.enabled and settings.filter_offset == 0 and compat is not None:
+        notes.append("FilterOffset 0 with sparsity: SCALE-Sim loses the word at address 0, which is not reproduced")
     layers: list[Layer] = []
     for layer in network.layers:
         if compat is None:
@@ -85,13 +92,23 @@ def run(
         else:
             notes.extend(_unsupported(layer))
             layers.extend(depthwise_as_scalesim(layer))
-    reports = tuple(evaluate(layer, settings, compat, placed) for layer in layers)
+    reports = _reports(layers, settings, compat, placed, jobs)
     form = settings.sparsity.form if settings.sparsity.enabled else ""
     files = list(write_reports(reports, out_dir, settings.run_name, form))
     if traces and out_dir is not None:
         for index, layer in enumerate(layers):
             files += write_traces(layer, settings, Path(out_dir) / settings.run_name / f"layer{index}", placed)
     return RunResult(reports, tuple(files), tuple(notes))
+
+
+def _reports(
+    layers: list[Layer], config: SystolicConfig, compat: Compat | None, layout: Layout | None, jobs: int
+) -> tuple[LayerReport, ...]:
+    work = partial(evaluate, config=config, compat=compat, layout=layout)
+    if jobs <= 1 or len(layers) < 2:
+        return tuple(map(work, layers))
+    with ProcessPoolExecutor(min(jobs, len(layers)), mp_context=get_context("spawn")) as pool:
+        return tuple(pool.map(work, layers))
 
 
 def _layout_notes(config: SystolicConfig, layout: Layout | None, compat: Compat | None) -> list[str]:

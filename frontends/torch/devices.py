@@ -46,7 +46,6 @@ class Rewriter(TorchFunctionMode):
         self._handlers: dict[Any, Callable[..., Any]] = {
             tensor.cuda: lambda func, args, kwargs: args[0],
             tensor.record_stream: lambda func, args, kwargs: None,
-            tensor.backward: self._backward,
             **{read: self._read for read in self._reads},
         }
         if device.startswith("cuda"):
@@ -61,19 +60,6 @@ class Rewriter(TorchFunctionMode):
             args = (args[0], *("cpu" if _is_accelerator(arg) else arg for arg in args[1:]))
         handler = self._handlers.get(func)
         return func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
-
-    def _backward(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The backward pass may run user code again (checkpoints, hooks), which must be seen as the first time was."""
-        names = ("self", "gradient", "retain_graph", "create_graph", "inputs")
-        given = dict(zip(names, args, strict=False)) | kwargs
-        with self:
-            torch.autograd.backward(
-                given["self"],
-                given.get("gradient"),
-                given.get("retain_graph"),
-                given.get("create_graph", False),
-                inputs=given.get("inputs"),
-            )
 
     def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Host reads by user code; those of optimisers and loss scalers are answered below."""

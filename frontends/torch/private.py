@@ -204,3 +204,15 @@ def _converted(param: Any, function: Any, memo: dict[int, Any]) -> Any:
         same = made is param or (made.dtype == param.dtype and made.shape == param.shape and made.device == param.device)
         memo[id(param)] = param if same else torch.nn.Parameter(made, param.requires_grad)
     return memo[id(param)]
+
+
+def engine_patches(mode: Any) -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in): the backward pass may run user code again (checkpoints, hooks), under `mode` as before."""
+    graph = load("torch.autograd.graph")
+    original = graph._engine_run_backward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return original(*args, **kwargs)
+
+    return [(graph, "_engine_run_backward", run), (torch.autograd, "_engine_run_backward", run)]

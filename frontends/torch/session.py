@@ -42,6 +42,7 @@ class Session:
         if self.rank >= self.world:
             raise InputError(f"rank {self.rank} is outside a mesh of {self.world} devices")
         replaced = patches(self.device, self.timeline) + private.module_patches()
+        replaced += private.engine_patches(self.rewriter)
         if self.device.startswith("cuda"):
             replaced += private.foreach_patches()
         if self.axes:

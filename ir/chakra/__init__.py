@@ -17,6 +17,7 @@ from stablecast.ir.chakra.files import (
     read_messages,
 )
 from stablecast.ir.chakra.jsonform import json_lines, metadata_to_json, node_to_json, nodes_of_json
+from stablecast.ir.chakra.picture import trace_svg
 from stablecast.ir.chakra.prefix import PrefixWriter, encode_trace
 from stablecast.ir.chakra.report import CheckReport, Fault
 from stablecast.ir.chakra.schema import (
@@ -119,6 +120,7 @@ __all__ = [
     "trace_dot",
     "trace_json",
     "trace_stats",
+    "trace_svg",
     "trace_table",
     "uint64_attr",
 ]

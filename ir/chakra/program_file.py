@@ -32,7 +32,8 @@ def program_path(prefix: Path) -> Path:
 def row_to_json(row: KernelRow) -> dict[str, Any]:
     """The fields of a row that are not the default ones."""
     values = {name: getattr(row, name) for name in _ROW_FIELDS}
-    return {name: str(value) if name == "klass" else value for name, value in values.items() if value != getattr(_DEFAULT_ROW, name)}
+    kept = {name: value for name, value in values.items() if value != getattr(_DEFAULT_ROW, name)}
+    return {name: str(value) if name == "klass" else value for name, value in kept.items()}
 
 
 def groups_to_json(groups: Groups) -> dict[str, Any]:
@@ -91,9 +92,7 @@ def program_of_json(held: Mapping[str, Any], body: tuple[Any, ...], where: str) 
 
     try:
         rows = tuple(KernelRow(**row) for row in held["rows"])
-        terms = {
-            tuple(Symbol(**symbol) for symbol in term["symbols"]): Work(*term["work"]) for term in held["work"]
-        }
+        terms = {tuple(Symbol(**symbol) for symbol in term["symbols"]): Work(*term["work"]) for term in held["work"]}
         return DeviceProgram(
             name=held["name"],
             body=body,
@@ -114,9 +113,7 @@ def program_of_json(held: Mapping[str, Any], body: tuple[Any, ...], where: str) 
 
 
 def _meshes(held: Sequence[Mapping[str, Any]]) -> tuple[Mesh, ...]:
-    return tuple(
-        Mesh(mesh["name"], tuple((name, size) for name, size in mesh["axes"]), tuple(mesh["device_ids"])) for mesh in held
-    )
+    return tuple(Mesh(mesh["name"], tuple(map(tuple, mesh["axes"])), tuple(mesh["device_ids"])) for mesh in held)
 
 
 def read_program_file(path: Path) -> Mapping[str, Any]:

@@ -19,6 +19,11 @@ _COLOURS = {
 }
 
 
+def colour_of(node: Node) -> str:
+    """The colour that pictures give a node of its type."""
+    return _COLOURS.get(node.type, "#eeeeee") if isinstance(node.type, NodeType) else "#eeeeee"
+
+
 def open_rank(source: str | Path, rank: int | None = None) -> TraceReader:
     """The reader of one rank of a prefix, of its lowest rank where none is named. Raises `InputError`."""
     files = find_traces(source)
@@ -56,7 +61,8 @@ def _line(row: tuple[str, ...], widths: list[int], right: tuple[int, ...]) -> st
     return "  ".join([*cells, row[-1]]).rstrip()
 
 
-def _shorten(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
+    """`text` cut to `width` signs."""
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
@@ -65,10 +71,12 @@ def _row(node: Node) -> tuple[str, ...]:
     if node.ctrl_deps:
         deps += " ctrl " + ",".join(map(str, node.ctrl_deps))
     kind = node.type_name.removesuffix("_NODE")
-    return str(node.id), kind, _shorten(node.name, 48), _shorten(deps, 24), str(node.duration_micros or ""), _what(node)
+    time = str(node.duration_micros or "")
+    return str(node.id), kind, shorten(node.name, 48), shorten(deps, 24), time, summary_of(node)
 
 
-def _what(node: Node) -> str:
+def summary_of(node: Node) -> str:
+    """What a node does, in a few words."""
     if node.type == NodeType.COMM_COLL:
         group = node.value("pg_name")
         text = f"{collective_name(node.value('comm_type'))} {node.value('comm_size')} B"
@@ -94,8 +102,8 @@ def trace_dot(source: str | Path, rank: int | None = None, *, limit: int | None 
     shown = {node.id for node in nodes}
     lines = ["digraph trace {", '  node [shape=box, style=filled, fontname="sans-serif", fontsize=10];']
     for node in nodes:
-        colour = _COLOURS.get(node.type, "#eeeeee") if isinstance(node.type, NodeType) else "#eeeeee"
-        label = "\\n".join(_quote(part) for part in (f"{node.id} {_shorten(node.name, 60)}", _what(node)) if part)
+        colour = colour_of(node)
+        label = "\\n".join(_quote(part) for part in (f"{node.id} {shorten(node.name, 60)}", summary_of(node)) if part)
         lines.append(f'  n{node.id} [label="{label}", fillcolor="{colour}"];')
     for node in nodes:
         lines += (f"  n{dep} -> n{node.id};" for dep in node.data_deps if dep in shown)

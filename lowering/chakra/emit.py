@@ -117,9 +117,7 @@ class _Emission:
         self._masks = _role_masks(parts, self._layout)
         self._book = GroupBook(self._layout.ranks)
         self._tags = TagBook()
-        self._unrolled = [
-            unroll(part.program, _durations(part), options.loops, options.max_unroll) for part in parts
-        ]
+        self._unrolled = [unroll(part.program, _durations(part), options.loops, options.max_unroll) for part in parts]
         self._nodes = [self._role(index, {}) for index in range(len(parts))]
         check_agreement(
             self._book,
@@ -161,11 +159,7 @@ class _Emission:
                 variant.ranks += 1
                 variant.nbytes += len(data)
                 sink.write_rank(rank, data, variant.template.nodes)
-        used = [
-            (number, mask)
-            for made, mask in zip(self._nodes, self._masks, strict=True)
-            for number in made.issued
-        ]
+        used = [(number, mask) for made, mask in zip(self._nodes, self._masks, strict=True) for number in made.issued]
         members = self._book.members(used)
         sink.write_groups(members)
         sink.write_file(program_path(sink.prefix).name, self._program_file())

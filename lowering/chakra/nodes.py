@@ -38,7 +38,7 @@ COMM_TYPES: Mapping[str, CollectiveType] = {
     "ragged_all_to_all": CollectiveType.ALL_TO_ALL,
     "collective_broadcast": CollectiveType.ALL_REDUCE,
 }
-"""What a collective is written as. No consumer runs a broadcast; scatter and all-gather move what an all-reduce does."""
+"""What a collective is written as. No consumer runs a broadcast; scatter and all-gather move as much as an all-reduce."""
 
 MIN_GATHER_BYTES = 4
 """Consumers cut a message into 4 parts and never end an all-gather of fewer bytes."""
@@ -297,7 +297,8 @@ class _Maker:
             return self._permute(node, number, deps)
         kind = COMM_TYPES.get(node.kind)
         if kind is None:
-            raise InputError(f"{where} has no form in Chakra", "known: " + ", ".join((*COMM_TYPES, "collective_permute")))
+            known = ", ".join((*COMM_TYPES, "collective_permute"))
+            raise InputError(f"{where} has no form in Chakra", f"known: {known}")
         if number in self._last_in:
             deps = sorted({*deps, *self._last_in[number]})
         size = max(node.operand_bytes, MIN_GATHER_BYTES) if kind is CollectiveType.ALL_GATHER else node.operand_bytes
@@ -343,7 +344,9 @@ class _Maker:
         send = self._message(True, names[0], tag, node.operand_bytes, deps, extra)
         return send, self._message(False, names[1], tag, node.operand_bytes, deps, extra)
 
-    def _expand(self, node: Collective, number: int, algorithm: CollectiveAlgorithm, deps: list[int]) -> tuple[int, ...]:
+    def _expand(
+        self, node: Collective, number: int, algorithm: CollectiveAlgorithm, deps: list[int]
+    ) -> tuple[int, ...]:
         if algorithm.size != node.groups.size:
             raise InputError(
                 f"{algorithm.name} is for groups of {algorithm.size}, {node.kind} at {node.scope or 'the top'} runs in "
@@ -373,9 +376,9 @@ class _Maker:
     def _local(self, step: AlgorithmStep, nbytes: int, deps: Sequence[int], extra: Sequence[Attribute]) -> int:
         moved = nbytes * (3 if step.action is Action.REDUCE else 2)
         rate = self._options.reduce_bytes_per_s
-        nanos = moved / rate * 1e9 if rate else 0.0
+        micros = max(1, round(moved / rate * 1e6)) if rate else 1
         name = f"COMP_NODE_{step.action.value}_{self._id}"
-        return self._add(comp_node(self._id, name, max(1, nbytes // 2), moved, deps, max(1, round(nanos / 1000)), extra))
+        return self._add(comp_node(self._id, name, max(1, nbytes // 2), moved, deps, micros, extra))
 
 
 def _collective_attrs(node: Collective, kind: CollectiveType | None) -> tuple[Attribute, ...]:

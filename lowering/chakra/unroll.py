@@ -92,9 +92,8 @@ class _Unroller:
         if _is_nothing(node):
             return deps
         if len(self.steps) >= self._max_steps:
-            raise InputError(
-                f"the program unrolls to more than {self._max_steps:,} nodes a rank", "keep loops compact: --max-unroll 1"
-            )
+            limit = f"{self._max_steps:,}"
+            raise InputError(f"a rank has more than {limit} nodes", "keep loops compact: --max-unroll 1")
         self.steps.append(Step(node, deps, trips))
         return (len(self.steps) - 1,)
 

@@ -19,6 +19,7 @@ from stablecast.backends.systolic import (
     compute_cycles,
     estimate,
     evaluate,
+    partitioned_cycles,
 )
 from stablecast.ir.errors import InputError
 
@@ -161,3 +162,14 @@ def test_a_million_products_at_once() -> None:
     # 0.02 s measured; the bound leaves room for a loaded machine
     assert time.perf_counter() - began < 1
     assert cycles.shape == (1_000_000,)
+
+
+def test_products_over_several_arrays() -> None:
+    """4 x 2 folds of 8 x 8 and 100 steps: a fold is 122 cycles, or 72 with half the steps."""
+    shared = partial(partitioned_cycles, 100, 16, 32, array_rows=8, array_cols=8, dataflow="ws")
+    assert int(shared()) == 8 * 122
+    assert int(shared(row_parts=2, col_parts=2)) == 2 * 122
+    assert int(shared(row_parts=3)) == 2 * 2 * 122
+    assert int(shared(step_parts=2)) == 8 * 72
+    with pytest.raises(InputError, match="row_parts = 0"):
+        shared(row_parts=0)
