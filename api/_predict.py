@@ -20,7 +20,8 @@ from stablecast.ir.accounting.values import Conventions
 from stablecast.ir.device_program import DeviceProgram
 from stablecast.ir.errors import InputError
 from stablecast.ir.program import Program
-from stablecast.ir.reader import read
+from stablecast.ir.reader import bind_dimensions, dynamic_dimensions, read
+from stablecast.ir.reader.dynamic import unbound
 from stablecast.ir.workload import Workload
 from stablecast.lowering.device import Target, lower
 from stablecast.lowering.products import PLAIN_ARITHMETIC, TF32_ARITHMETIC, TPU_ARITHMETIC, Arithmetic
@@ -78,7 +79,8 @@ def predict(
 
     `source`: a JAX function (with its `args` and `kwargs`), a `Workload`, a `DeviceProgram`, or what the command line
     takes as INPUT. `on`: `NAME`, `NAME:N` or a YAML file; without `:N`, as many devices as the program has.
-    `backend`: a name, or `matmul=systolic,default=analytical`. `loops`: trip counts that the program leaves open. Raises `StablecastError`.
+    `backend`: a name, or `matmul=systolic,default=analytical`. `loops`: trip counts that the program leaves
+    open. Raises `StablecastError`.
     """
     started = time.perf_counter()
     options = Options(backend=backend, conventions=Conventions(loops=loops or {}))
@@ -147,7 +149,14 @@ class Session:
     def program(self, platform: str) -> Program:
         """The program of the workload's first module."""
         workload = self.workload(platform)
-        return read(workload.modules[0].data, workload.source or "program")
+        data, source = workload.modules[0].data, workload.source or "program"
+        if self.options.conventions.dims:
+            data = bind_dimensions(data, self.options.conventions.dims, source)
+        program = read(data, source)
+        open_dimensions = dict.fromkeys(dimension.name for dimension in dynamic_dimensions(program))
+        if open_dimensions:
+            raise unbound(source, list(open_dimensions))
+        return program
 
     def device_program(self, device: Device) -> DeviceProgram:
         """The kernels of one device, for the platform and arithmetic of `device`."""

@@ -39,7 +39,7 @@ def measure(size: dict[str, Any]) -> dict[str, Any]:
     from stablecast.lowering.device import Target, lower
     from stablecast.lowering.partition import partition, start_worker
 
-    marks = [time.perf_counter()]
+    marks, before = [time.perf_counter()], time.process_time()
     worker = start_worker()
     state, batch = llama.make_args(**size)
     traced = llama.train_step.trace(state, batch)
@@ -53,6 +53,7 @@ def measure(size: dict[str, Any]) -> dict[str, Any]:
     device = lower(program, Target("tpu"))
     marks.append(time.perf_counter())
     parts = dict(zip(("trace", "lower", "partition", "kernels"), (b - a for a, b in zip(marks, marks[1:], strict=False)), strict=True))
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     peaks = [resource.getrusage(who).ru_maxrss / 1e3 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     kinds: dict[str, int] = {}
     for collective, count in device.collectives():
@@ -60,6 +61,7 @@ def measure(size: dict[str, Any]) -> dict[str, Any]:
     return {
         **parts,
         "total": marks[-1] - marks[0],
+        "cpu": sum(used.ru_utime + used.ru_stime for used in spent) - before,
         "peak_mb": max(peaks),
         "child_peak_mb": peaks[1],
         "ops": program.num_ops,
@@ -92,7 +94,7 @@ def main() -> None:
         if not options.json:
             parts = ", ".join(f"{part} {found[part]:.2f}" for part in ("trace", "lower", "partition", "kernels"))
             limits = f" (target {seconds} s, {megabytes} MB)" if seconds else ""
-            print(f"{name}: {found['total']:.2f} s [{parts}], peak {found['peak_mb']:.0f} MB{limits}; {found['ops']} ops, {found['collectives']}")
+            print(f"{name}: {found['total']:.2f} s, {found['cpu']:.2f} s of processor [{parts}], peak {found['peak_mb']:.0f} MB{limits}; {found['ops']} ops, {found['collectives']}")
     ratio = results["7B unrolled, 131,072 devices"]["total"] / results["7B unrolled, 8 devices"]["total"]
     print(json.dumps({"programs": results, "ratio": ratio}) if options.json else f"131,072 devices ÷ 8 devices: {ratio:.2f} (target 1.1)")
 

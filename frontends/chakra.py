@@ -147,11 +147,12 @@ class _OwnReader:
         path: Path,
     ) -> None:
         self._rows: tuple[KernelRow, ...] = program.table.rows
-        self._everyone = next((groups for base, groups in partitions if not base), all_devices(program.num_devices))
+        whole = all_devices(program.num_devices)
+        self._everyone = next((groups for base, groups in partitions if not base), whole)
         self._groups = [groups for _, groups in partitions]
         named = sorted((base, number) for number, (base, _) in enumerate(partitions) if base)
         self._bases, self._numbers = [base for base, _ in named], [number for _, number in named]
-        self._expanded = [collective_of_json(one, self._groups[one["partition"]]) for one in expanded]
+        self._expanded = [collective_of_json(one, self._groups[int(one["partition"])]) for one in expanded]
         self._drops_memory, self._path = drops_memory, path
         self._nanos: dict[int, float] = {}
 

@@ -66,7 +66,7 @@ class _Rank:
 def read_foreign(files: TraceFiles, group_file: Path | None, ranks: int | None) -> list[ForeignRole]:
     """The roles of a trace that stablecast did not write. Raises `InputError` where it cannot be read."""
     around = find_surroundings(files, group_file)
-    members = around.groups.members if around.groups else {}
+    members: Mapping[str, tuple[int, ...]] = around.groups.members if around.groups else {}
     number = max(len(files.ranks), max(files.ranks) + 1 if not files.single else 1, ranks or 0)
     decoder = NodeDecoder()
     by_role: dict[object, list[_Rank]] = {}

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -206,7 +206,7 @@ def _literal(text: str) -> Any:
 def _collect(value: Any, into: list[list[Any]]) -> None:
     if not isinstance(value, list):
         return
-    items: list[Any] = value
+    items = cast(list[Any], value)
     if len(items) == 6 and all(isinstance(item, int) for item in items[:5]) and isinstance(items[5], str):
         into.append(items)
         return
@@ -215,7 +215,7 @@ def _collect(value: Any, into: list[list[Any]]) -> None:
 
 
 def _collect_kinds(value: Any, into: list[str]) -> None:
-    for text in value if isinstance(value, list) else ():
+    for text in cast(list[Any], value) if isinstance(value, list) else ():
         if isinstance(text, str) and "Tensor(" in text:
             name = text.rpartition("Tensor(")[2].split(")")[0].split(",")[0]
             into.append(_DTYPES.get(name, ""))

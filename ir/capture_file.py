@@ -128,6 +128,7 @@ def _schedule(schedule: Schedule | None) -> dict[str, Any] | None:
         "events": [[event.recorded, event.waiter] for event in schedule.events],
         "program_order": list(schedule.program_order),
         "host_syncs": list(schedule.host_syncs),
+        "stream_names": list(schedule.stream_names),
     }
 
 
@@ -183,6 +184,7 @@ def _read_schedule(held: Mapping[str, Any] | None) -> Schedule | None:
         tuple(Event(recorded, waiter) for recorded, waiter in held["events"]),
         tuple(held["program_order"]),
         tuple(held["host_syncs"]),
+        tuple(held.get("stream_names", ())),
     )
 
 
@@ -190,13 +192,15 @@ def _read_launches(held: list[dict[str, Any]] | None) -> LaunchTable | None:
     return None if held is None else LaunchTable(tuple(map(_read_launch, held)))
 
 
+_LISTED = ("shapes", "dtypes", "ops", "result_shapes", "result_dtypes")
+
+
 def _read_launch(held: dict[str, Any]) -> Launch:
-    tuples: dict[str, Any] = {
-        "shapes": tuple(tuple(shape) for shape in held["shapes"]),
-        "dtypes": tuple(held["dtypes"]),
-        "ops": tuple(held["ops"]),
-    }
-    return Launch(**(held | tuples))
+    return Launch(**(held | {name: _tuples(held[name]) for name in _LISTED if name in held}))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _read_argument(held: Mapping[str, Any]) -> Argument:

@@ -136,11 +136,50 @@ def hlo_to_stablehlo(text: bytes, source: str) -> bytes:
         raise InputError(f"{source} is not HLO text that can be converted to StableHLO: {detail}") from None
 
 
-def allow_inlining(context: Any) -> None:
-    """Lets the `inline` pass inline `func.call` in modules of `context`."""
-    from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext
+def inline_calls(module: Any, entry: str) -> None:
+    """Puts the body of every function that `@entry` calls, directly or not, in the place of the call.
 
-    _mosaic_gpu_ext.register_inliner_extensions(context)
+    It does what MLIR's `inline` pass does, whose time grows with the square of the calls. Raises `ToolError` for a
+    recursive function.
+    """
+    ir = bindings()
+    inlined: Callable[..., list[Any]] = importlib.import_module("jaxlib.mlir._mlir_libs._jax_mlir_ext").inlined_func_call
+    views = [view.operation for view in module.body.operations if view.operation.name == "func.func"]
+    functions = {op.attributes["sym_name"].value: op for op in views}
+    open_names: set[str] = set()
+    done: set[str] = set()
+
+    def visit(name: str) -> None:
+        if name in open_names:
+            raise ToolError(f"function @{name} calls itself")
+        open_names.add(name)
+        for call in walk(functions[name], "func.call"):
+            callee = call.attributes["callee"].value
+            if callee not in done:
+                visit(callee)
+            with ir.InsertionPoint(call), call.location:
+                results = inlined(functions[callee], list(call.operands))
+            for old, new in zip(call.results, results, strict=True):
+                old.replace_all_uses_with(new)
+            call.erase()
+        open_names.discard(name)
+        done.add(name)
+
+    visit(entry)
+
+
+def walk(root: Any, name: str = "") -> list[Any]:
+    """The operations under `root` (a module or operation), in order; only those called `name` if it is given."""
+    ir = bindings()
+    found: list[Any] = []
+
+    def step(op: Any) -> Any:
+        if not name or op.name == name:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    root.operation.walk(step, ir.WalkOrder.PRE_ORDER)
+    return found
 
 
 def run_passes(module: Any, passes: Sequence[str]) -> None:

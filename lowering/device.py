@@ -1,7 +1,6 @@
 """Program -> DeviceProgram: kernels, collectives and loops of one device, with their work and memory."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from stablecast.ir.accounting.context import Context, label_of
@@ -20,8 +19,8 @@ from stablecast.ir.errors import InputError
 from stablecast.ir.groups import Groups, all_devices
 from stablecast.ir.kernels import KernelTableBuilder
 from stablecast.ir.program import Op, Program
-from stablecast.ir.types import Count, TensorType
-from stablecast.ir.work import SymbolicWork, Work
+from stablecast.ir.types import Count, Location, TensorType
+from stablecast.ir.work import SymbolicWork, Work, total
 from stablecast.lowering.categories import Category
 from stablecast.lowering.combine import combine_collectives
 from stablecast.lowering.fusion import fuse
@@ -118,14 +117,15 @@ class _Lowering:
         liveness = Liveness(graph, groups, residents)
         home = {node: index for index, group in enumerate(groups) for node in group.roots}
         nodes: list[Node] = []
-        total = SymbolicWork()
+        summed = SymbolicWork()
         for index, group in enumerate(groups):
             deps = {home[graph.producer[value]] for value in group.reads if graph.producer[value] in home} - {index}
             node, work, inner = self._node(graph, group, needed, liveness, runs)
             nodes.append(replace(node, deps=tuple(sorted(deps))))
-            total = total + work if len(work.terms) > 1 or () not in work.terms else _plus(total, work.terms[()])
+            plain = len(work.terms) == 1 and () in work.terms
+            summed = _plus(summed, work.terms[()]) if plain else summed + work
             liveness.step(index, inner)
-        return combine_collectives(tuple(nodes)), total, liveness.peak
+        return combine_collectives(tuple(nodes)), summed, liveness.peak
 
     def _node(
         self, graph: Graph, group: Group, needed: set[int], liveness: Liveness, runs: float
@@ -177,9 +177,9 @@ class _Lowering:
                 held.nbytes += work.nbytes * runs
 
     def _unmodelled(self) -> tuple[Unmodelled, ...]:
-        total = max(self._bytes, 1.0)
+        moved = max(self._bytes, 1.0)
         return tuple(
-            Unmodelled(name, held.count, held.nbytes, min(1.0, held.nbytes / total), held.reason)
+            Unmodelled(name, held.count, held.nbytes, min(1.0, held.nbytes / moved), held.reason)
             for name, held in sorted(self._opaque.items(), key=lambda item: -item[1].nbytes)
         )
 
@@ -213,51 +213,50 @@ class _Lowering:
             body, work, temp = self._region(bodies[1], runs * trips)
             count: Count = value if value is not None else op.count
             return Loop(body, count, scope, location), work.times(count), temp
-        chances = self._chances(len(bodies))
-        parts = [self._region(body, runs * chance) for body, chance in zip(bodies, chances, strict=True)]
-        values = [work.evaluate(self._conventions.loops)[0] for _, work, _ in parts]
-        temp = max(temp for _, _, temp in parts)
-        return (
-            Branch(tuple(body for body, _, _ in parts), self._probability(len(bodies)), scope, location),
-            _one_of(values, self._conventions.branch, chances),
-            temp,
-        )
+        return self._branch(bodies, runs, scope, location)
 
-    def _probability(self, branches: int) -> tuple[float, ...] | None:
+    def _branch(
+        self, graphs: Sequence[Graph], runs: float, scope: str, location: Location
+    ) -> tuple[Node, SymbolicWork, int]:
+        """One of several bodies runs; kernels of each are counted by its probability, where there is one."""
         choice = self._conventions.branch
-        return None if isinstance(choice, str) else tuple(self._chances(branches))
-
-    def _chances(self, branches: int) -> list[float]:
-        choice = self._conventions.branch
-        if isinstance(choice, str) or branches < 2:
-            return [1.0] * branches
-        return [choice] + [(1 - choice) / (branches - 1)] * (branches - 1)
+        chances = _chances(graphs, choice) if isinstance(choice, float) else None
+        weights = chances or (1.0,) * len(graphs)
+        parts = [self._region(graph, runs * weight) for graph, weight in zip(graphs, weights, strict=True)]
+        works = [work.evaluate(self._conventions.loops)[0] for _, work, _ in parts]
+        if chances is None:
+            work = _extreme(works, most=choice == "max")
+            if choice == "min":
+                cheapest = works.index(min(works, key=lambda part: (part.flops, part.nbytes)))
+                chances = tuple(float(index == cheapest) for index in range(len(works)))
+        else:
+            work = total(work * chance for work, chance in zip(works, chances, strict=True))
+        node = Branch(tuple(body for body, _, _ in parts), chances, scope, location)
+        return node, SymbolicWork({(): work}), max(temp for _, _, temp in parts)
 
     def _region(self, graph: Graph, runs: float) -> tuple[Body, SymbolicWork, int]:
         return self._body(graph, Residents(kept=set(), donated=set(graph.arguments)), runs)
 
 
-def _plus(total: SymbolicWork, work: Work) -> SymbolicWork:
-    terms = dict(total.terms)
+def _plus(summed: SymbolicWork, work: Work) -> SymbolicWork:
+    terms = dict(summed.terms)
     terms[()] = terms.get((), Work()) + work
     return SymbolicWork(terms)
 
 
-def _one_of(values: Sequence[Work], choice: str | float, chances: Sequence[float]) -> SymbolicWork:
-    """The work of a branch: the larger or smaller of each part, or the mean by probability."""
-    if isinstance(choice, str):
-        result = values[0]
-        for value in values[1:]:
-            result = result.maximum(value) if choice == "max" else result.minimum(value)
-    else:
-        result = Work()
-        for value, chance in zip(values, chances, strict=True):
-            result = result + value * chance
-    return SymbolicWork({(): result})
+def _extreme(works: Sequence[Work], *, most: bool) -> Work:
+    """FLOPs of the branch with most (or least) FLOPs, bytes of the one with most (or least) bytes."""
+    pick = max if most else min
+    by_flops, by_bytes = pick(works, key=lambda work: work.flops), pick(works, key=lambda work: work.nbytes)
+    return replace(by_flops, bytes_read=by_bytes.bytes_read, bytes_written=by_bytes.bytes_written)
 
 
-def loop_factor(counts: Sequence[Count], values: Mapping[str, int]) -> float:
-    """The product of trip counts, symbols by `values`, their default or their lowest."""
-    return math.prod(
-        count if isinstance(count, int) else values.get(count.name, count.default or count.low) for count in counts
-    )
+def _chances(graphs: Sequence[Graph], probability: float) -> tuple[float, ...]:
+    """Of two branches the second is the true one; of more, the dearest has `probability` and the cheapest the rest."""
+    if len(graphs) == 2:
+        return (1 - probability, probability)
+    costs = [sum(work.matmul_flops + work.nbytes for work in graph.works) for graph in graphs]
+    chances = [0.0] * len(graphs)
+    chances[costs.index(max(costs))] += probability
+    chances[costs.index(min(costs))] += 1 - probability
+    return tuple(chances)

@@ -173,11 +173,12 @@ def grouped_ratio_error(groups: Sequence[Any], measured: FloatArray, predicted: 
 
 
 def across(
-    items: Sequence[Any], systems: Sequence[Any], measured: FloatArray, predicted: FloatArray
+    items: Sequence[Any], systems: Sequence[Any], measured: FloatArray, predicted: FloatArray, tie: float = 0.05
 ) -> tuple[float | None, float | None]:
     """The same item on several systems: median ratio error, and the share of system pairs put in the right order.
 
-    Several rows of one item on one system count as their geometric mean. None where no item is on two systems.
+    Several rows of one item on one system count as their geometric mean; systems that are measured within `tie` of each
+    other have no order. None where no item is on two systems.
     """
     cells: dict[tuple[Any, Any], list[int]] = {}
     for index, cell in enumerate(zip(items, systems, strict=True)):
@@ -192,7 +193,7 @@ def across(
     values = np.exp(np.array(logs))
     members = [np.array(places) for places in shared.values()]
     ratios = [ratio_error(values[place, 0], values[place, 1]) for place in members]
-    orders = [pairwise_order(values[place, 0], values[place, 1]) for place in members]
+    orders = [pairwise_order(values[place, 0], values[place, 1], tie) for place in members]
     known = [order for order in orders if order is not None]
     return float(np.median([ratio for ratio in ratios if ratio is not None])), float(np.mean(known)) if known else None
 

@@ -18,6 +18,7 @@ def work(
     branch: opt.Branch = "max",
     loop: opt.Loop = [],
     dim: opt.Dim = [],
+    rules: opt.Rules = [],
     mesh: opt.Mesh = [],
     platform: opt.For = "",
     args: opt.Args = "",
@@ -29,7 +30,7 @@ def work(
     from stablecast._predict import Session
     from stablecast.report.program import work_text
 
-    conventions = opt.make_conventions(loop, dim, padding, causal, branch)
+    conventions = opt.make_conventions(loop, dim, rules, padding, causal, branch)
     chosen = opt.make_options("analytical", "auto", mesh, platform, args, arg, settings, conventions)
     with opt.progress(f"counting {input}"):
         counted = Session(input, chosen).work(fused=fused)

@@ -38,18 +38,27 @@ Causal = Annotated[str, typer.Option("--causal", help="Causal attention: full or
 Branch = Annotated[
     str, typer.Option("--branch", help="Conditionals: max, min, or the probability of the first branch.")
 ]
+Rules = Annotated[list[str], typer.Option("--rules", help="YAML file of work rules for custom calls.")]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with 3 where the prediction does not fit or is incomplete.")
 ]
 
 
 def make_conventions(
-    loops: Sequence[str], dims: Sequence[str], padding: str = "in", causal: str = "full", branch: str = "max"
+    loops: Sequence[str],
+    dims: Sequence[str],
+    rules: Sequence[str] = (),
+    padding: str = "in",
+    causal: str = "full",
+    branch: str = "max",
 ) -> "Conventions":
     """The counting conventions that the flags choose."""
     from stablecast._predict import parse_pairs
+    from stablecast.ir.accounting import load_rules
     from stablecast.ir.accounting.values import Conventions
 
+    for path in rules:
+        load_rules(Path(path))
     chance: str | float = branch
     if branch not in ("max", "min"):
         try:

@@ -39,6 +39,7 @@ def predict(
     loop: opt.Loop = [],
     dim: opt.Dim = [],
     branch: opt.Branch = "max",
+    rules: opt.Rules = [],
     json: opt.Json = False,
     csv: opt.Csv = False,
     strict: opt.Strict = False,
@@ -50,7 +51,7 @@ def predict(
     opt.one_format(json, csv)
     from stablecast._predict import Session
 
-    conventions = opt.make_conventions(loop, dim, branch=branch)
+    conventions = opt.make_conventions(loop, dim, rules, branch=branch)
     session = Session(input, opt.make_options(backend, exec_model, mesh, platform, args, arg, settings, conventions))
     with opt.progress(f"predicting {input}"):
         if not on:
@@ -82,6 +83,7 @@ def compare(
     loop: opt.Loop = [],
     dim: opt.Dim = [],
     branch: opt.Branch = "max",
+    rules: opt.Rules = [],
     json: opt.Json = False,
     csv: opt.Csv = False,
     strict: opt.Strict = False,
@@ -90,7 +92,7 @@ def compare(
     opt.one_format(json, csv)
     from stablecast._compare import compare as compare_all
 
-    conventions = opt.make_conventions(loop, dim, branch=branch)
+    conventions = opt.make_conventions(loop, dim, rules, branch=branch)
     chosen = opt.make_options("analytical", exec_model, mesh, platform, args, arg, settings, conventions)
     with opt.progress(f"comparing {input}"):
         comparison = compare_all(input, on=on, backends=backend, options=chosen)

@@ -8,7 +8,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any
 
 from stablecast.backends.astrasim.config import NetworkConfig, SystemConfig
 from stablecast.backends.astrasim.links import AwareLinks, UnawareLinks
@@ -17,7 +17,6 @@ from stablecast.backends.astrasim.plan import LOCAL_DELAY_NS, Phase, Plan, reduc
 Event = tuple[Callable[[Any], None], Any]
 Tag = tuple[int, int]
 Key = tuple[Any, int, int, int]
-MAX_EVENTS: Final = 400_000_000
 
 
 class EventQueue:
@@ -48,6 +47,28 @@ class EventQueue:
             del self._lists[time]
 
 
+class Paths(Protocol):
+    """Links that messages do not share."""
+
+    def between(self, source: int, target: int, nbytes: int) -> int: ...
+
+
+class Routes(ABC):
+    """FIFO links that messages share."""
+
+    @abstractmethod
+    def route(self, source: int, target: int) -> tuple[int, ...]:
+        """Numbers of the links passed."""
+
+    @abstractmethod
+    def busy(self, nbytes: int) -> int:
+        """ns that a message keeps a link."""
+
+    @abstractmethod
+    def delivery(self, nbytes: int) -> int:
+        """ns after which a link has delivered a message."""
+
+
 class _Meeting:
     """A message of which one end is known, or both."""
 
@@ -62,10 +83,9 @@ class _Meeting:
 class Messages:
     """Sends and receives matched by tag, source, target and size, in order."""
 
-    def __init__(self, queue: EventQueue, network: NetworkConfig, aware: bool) -> None:
-        self._queue = queue
-        self._aware = AwareLinks(network) if aware else None
-        self._unaware = UnawareLinks(network)
+    def __init__(self, queue: EventQueue, links: "Paths | Routes") -> None:
+        self._queue, self._links = queue, links
+        self._aware = links if isinstance(links, Routes) else None
         self._free: dict[int, int] = {}
         self._sent: dict[Key, int] = {}
         self._received: dict[Key, int] = {}
@@ -84,11 +104,11 @@ class Messages:
         """Put a message on the way; `done` is called when it has arrived."""
         place, meeting = self._meet(self._sent, (tag, source, target, nbytes))
         meeting.sender = done
-        if self._aware is None:
-            time = self._queue.now + self._unaware.between(source, target, nbytes)
-            self._queue.at(time, self._arrive, place)
+        links = self._links
+        if isinstance(links, Routes):
+            self._hop((place, links.route(source, target), 0))
         else:
-            self._hop((place, self._aware.route(source, target), 0))
+            self._queue.at(self._queue.now + links.between(source, target, nbytes), self._arrive, place)
 
     def receive(self, tag: Any, source: int, target: int, nbytes: int, done: Event) -> None:
         """`done` is called when the message is there, at once (by an event) where it already is."""
@@ -126,22 +146,15 @@ class Messages:
             action(argument)
 
 
-class Algorithm(Protocol):
-    """What runs a phase of a stream on one rank."""
-
-    def start(self) -> None: ...
-
-
 class Stream:
     """One chunk of a collective on one rank."""
 
-    __slots__ = ("data", "left", "number", "phase", "places", "running", "tag")
+    __slots__ = ("data", "left", "number", "phase", "tag")
 
     def __init__(self, data: "DataSet", tag: Tag, number: int, phases: tuple[Phase, ...]) -> None:
         self.data, self.tag, self.number = data, tag, number
         self.left = deque(phases)
         self.phase: Phase | None = None
-        self.running = False
 
 
 class DataSet:
@@ -162,8 +175,6 @@ class Rank:
         self._timers: dict[int, list[Event]] = {}
         self._queues: dict[int, list[Stream]] = {}
         self._running: dict[int, int] = {}
-        self._busy: set[tuple[Tag, int]] = set()
-        self._waiting: dict[tuple[Tag, int], deque[int]] = {}
 
     def after(self, delay: int, action: Callable[[Any], None], argument: Any) -> None:
         """Call `action(argument)` in `delay` ns."""
@@ -182,20 +193,7 @@ class Rank:
         del self._timers[time]
 
     def send(self, stream: Stream, target: int, nbytes: int) -> None:
-        """A message of a stream; of those to one rank, the next leaves when the last has arrived."""
-        key = (stream.tag, target)
-        if key in self._busy:
-            self._waiting.setdefault(key, deque()).append(nbytes)
-        else:
-            self._busy.add(key)
-            self.machine.messages.send(stream.tag, self.number, target, nbytes, (self._sent, key))
-
-    def _sent(self, key: tuple[Tag, int]) -> None:
-        waiting = self._waiting.get(key)
-        if waiting:
-            self.machine.messages.send(key[0], self.number, key[1], waiting.popleft(), (self._sent, key))
-        else:
-            self._busy.discard(key)
+        self.machine.messages.send(stream.tag, self.number, target, nbytes, None)
 
     def receive(self, stream: Stream, source: int, nbytes: int, action: Callable[[Any], None]) -> None:
         self.machine.messages.receive(stream.tag, source, self.number, nbytes, (action, stream))
@@ -208,22 +206,21 @@ class Rank:
 
     def advance(self, stream: Stream) -> None:
         """Move a stream from the phase it has finished into the queue of its next."""
-        before = stream.phase
-        if not stream.left:
+        before, moves = stream.phase, bool(stream.left)
+        if not moves:
             stream.data.remaining -= 1
             if stream.data.remaining == 0:
                 action, argument = stream.data.done
                 action(argument)
         if before is not None:
             self._queues[before.dim].remove(stream)
-        if stream.left:
+        if moves:
             phase = stream.phase = stream.left.popleft()
-            stream.running = False
             self._queues.setdefault(phase.dim, []).append(stream)
         if before is not None:
             self._running[before.dim] -= 1
             self._start(before.dim)
-        if stream.phase is not before and stream.phase is not None:
+        if moves and stream.phase is not None:
             self._start(stream.phase.dim)
 
     def _start(self, dim: int) -> None:
@@ -231,7 +228,6 @@ class Rank:
         running = self._running.get(dim, 0)
         while running < self.machine.concurrent and running < len(streams):
             stream = streams[running]
-            stream.running = True
             self._running[dim] = running + 1
             self.machine.begin(self, stream)
             running = self._running[dim]

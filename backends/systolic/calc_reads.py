@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from stablecast.backends.systolic.geometry import FoldGrid, trapezoid_line
 from stablecast.backends.systolic.operands import AddressArray, OperandOrder
@@ -131,12 +132,12 @@ def calc_shared(grid: FoldGrid, order: OperandOrder, buffer: CalcBuffer, first_l
         source = order.demand[block]
         known = cache.get(block)
         if known is not None:
-            counter.take(known, base, source.width)
+            counter.take(known, base, source.width, block in order.distinct)
             continue
         rows = max(1, _CHUNK_WORDS // source.width)
         for first in range(0, source.rows, rows):
             flat = source.chunk(first, min(first + rows, source.rows)).reshape(-1)
-            counter.take(flat, base + first, source.width)
+            counter.take(flat, base + first, source.width, block in order.distinct)
             if repeat > 1 and rows >= source.rows and cached + len(flat) < 16 * _CHUNK_WORDS:
                 cache[block] = flat
                 cached += len(flat)
@@ -163,8 +164,8 @@ class _EpochCounter:
         """Words fetched so far."""
         return self._wipes * self._capacity + self._fill
 
-    def take(self, flat: AddressArray, base: int, width: int) -> None:
-        """Demand `flat`, lines of `width` addresses (-1: none) from line `base` on."""
+    def take(self, flat: AddressArray, base: int, width: int, distinct: bool) -> None:
+        """Demand `flat`, lines of `width` addresses (-1: none) from line `base` on; `distinct`: no word comes twice."""
         at, size = 0, len(flat)
         while at < size:
             part = flat[at : at + self._step]
@@ -173,19 +174,23 @@ class _EpochCounter:
                 at += len(part)
                 continue
             words = part[fresh]
-            index = self._index[: len(words)]
-            self._first[words[::-1]] = index[::-1]
-            new = np.flatnonzero(self._first[words] == index)
+            new = fresh if distinct else fresh[self._first_times(words)]
             room = self._capacity - self._fill
             if len(new) < room:
                 self._stamp[words] = self._epoch
                 self._fill += len(new)
                 at += len(part)
                 continue
-            at += int(fresh[new[room - 1]])
+            at += int(new[room - 1])
             self.last_wipe = base + at // width
             at += 1
             self._wipes += 1
             self._epoch += 1
             self._stamp[-1] = self._epoch
             self._fill = 0
+
+    def _first_times(self, words: AddressArray) -> npt.NDArray[np.intp]:
+        """Where each word comes up first; of several writes to one place numpy keeps the last."""
+        index = self._index[: len(words)]
+        self._first[words[::-1]] = index[::-1]
+        return np.flatnonzero(self._first[words] == index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -47,6 +47,11 @@ class Axis:
 
     def __len__(self) -> int:
         return len(self.base)
+
+    @property
+    def one_place(self) -> bool:
+        """True when all indices share one row and column."""
+        return bool((self.row == self.row[0]).all() and (self.col == self.col[0]).all())
 
     def take(self, index: npt.NDArray[np.int64]) -> Axis:
         """The axis at `index` only."""
@@ -188,7 +193,7 @@ class OperandOrder:
 
     `demand[b]` are the lines a fold demands from line `offset[b]` of the fold on; a fold uses the block of its row
     fold, its column fold, or one of its own. `size` bounds the addresses, `prefetch_words` counts the prefetch order
-    with its blanks.
+    with its blanks. The blocks in `distinct` are known to demand no word twice.
     """
 
     demand: tuple[AddressRows, ...]
@@ -197,6 +202,7 @@ class OperandOrder:
     block_by: Literal["row", "column", "fold"]
     size: int
     prefetch_words: int
+    distinct: frozenset[int] = frozenset()
 
     def block_of(self, fold: int, row_folds: int) -> int:
         """Index into `demand` for a fold."""
@@ -228,11 +234,16 @@ def stationary_order(window: Window, down: Axis, across: Axis, grid: FoldGrid) -
 def ifmap_order(window: Window, grid: FoldGrid) -> OperandOrder:
     """Orders of the input behind `window` under the dataflow of `grid`."""
     pixels, words = window.pixels, window.words
-    if grid.dataflow == "is":
-        return stationary_order(window, words, pixels, grid)
     if grid.dataflow == "os":
         return streamed_order(window, words, pixels, grid.rows, 0, False)
-    return streamed_order(window, pixels, words, grid.rows, grid.rows, False)
+    # words of one place in the window differ by channel, and their pixels by place: no word comes up twice
+    single = [index for index, part in enumerate(_slices(len(words), grid.rows)) if words[part].one_place]
+    if grid.dataflow == "ws":
+        order = streamed_order(window, pixels, words, grid.rows, grid.rows, False)
+        return replace(order, distinct=frozenset(single))
+    order = stationary_order(window, words, pixels, grid)
+    folds = (column * grid.row_folds + row for column in range(grid.col_folds) for row in single)
+    return replace(order, distinct=frozenset(folds))
 
 
 def filter_order(layer: Layer, grid: FoldGrid, kept: npt.NDArray[np.int64] | None = None) -> OperandOrder:

@@ -216,3 +216,26 @@ def engine_patches(mode: Any) -> list[tuple[Any, str, Any]]:
             return original(*args, **kwargs)
 
     return [(graph, "_engine_run_backward", run), (torch.autograd, "_engine_run_backward", run)]
+
+
+def ddp(model: Any, mesh: Any, bucket_mb: float | None = None) -> Any:
+    """`DistributedDataParallel` under a fake process group.
+
+    The fake group's work has no future, so a hook reduces each bucket; buckets have their final sizes from the first
+    step, as torch would make them before the second.
+    """
+    dist = load("torch.distributed")
+    options = {} if bucket_mb is None else {"bucket_cap_mb": bucket_mb}
+    group = mesh.get_group()
+    made = load("torch.nn.parallel").DistributedDataParallel(model, process_group=group, init_sync=False, **options)
+
+    def reduce(state: Any, bucket: Any) -> Any:
+        tensor = bucket.buffer()
+        tensor.div_(group.size())
+        dist.all_reduce(tensor, group=group, async_op=True)
+        future = torch.futures.Future()
+        future.set_result(tensor)
+        return future
+
+    made.register_comm_hook(None, reduce)
+    return made

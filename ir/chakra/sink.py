@@ -143,14 +143,14 @@ class TarWriter(TraceSink):
         if ending in (".tar.gz", ".tgz"):
             self._tar = tarfile.open(fileobj=raw, mode="w:gz", compresslevel=1)  # noqa: SIM115
         else:
-            self._tar = tarfile.open(fileobj=raw, mode="w", copybufsize=1 << 20)  # noqa: SIM115
+            self._tar = tarfile.open(fileobj=raw, mode="w")  # noqa: SIM115
 
     def _write(self, name: str, data: bytes) -> None:
         entry = tarfile.TarInfo(name)
         entry.size = len(data)
         entry.mode = 0o644
         self._tar.addfile(entry, io.BytesIO(data))
-        self._tar.members.clear()
+        cast(list[tarfile.TarInfo], vars(self._tar)["members"]).clear()
 
     def _commit(self, manifest: str) -> None:
         self._write(manifest, self._manifest())

@@ -38,7 +38,7 @@ COMM_TYPES: Mapping[str, CollectiveType] = {
     "ragged_all_to_all": CollectiveType.ALL_TO_ALL,
     "collective_broadcast": CollectiveType.ALL_REDUCE,
 }
-"""What a collective is written as. No consumer runs a broadcast; scatter and all-gather move as much as an all-reduce."""
+"""What a collective is written as. No consumer runs a broadcast; its scatter and all-gather cost an all-reduce."""
 
 MIN_GATHER_BYTES = 4
 """Consumers cut a message into 4 parts and never end an all-gather of fewer bytes."""

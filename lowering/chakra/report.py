@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from stablecast.ir.chakra import Node, NodeType
+from stablecast.ir.chakra import Node, NodeType, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +85,14 @@ class EmitReport:
 
 
 def count_classes(
-    into: dict[tuple[str, str], ClassCount], nodes: Sequence[Node], ranks: int, collective_name: Callable[[int], str]
+    into: dict[tuple[str, str], ClassCount], nodes: Sequence[Node], ranks: int, collective_name: Callable[[Value], str]
 ) -> None:
     """Add `nodes` of each of `ranks` ranks to the counts by class."""
     found: dict[tuple[str, str], list[int]] = {}
     for node in nodes:
         kind, axes = str(node.type_name).removesuffix("_NODE"), ""
         if node.type == NodeType.COMM_COLL:
-            kind = collective_name(int(node.value("comm_type") or 0)).lower()
+            kind = collective_name(node.value("comm_type")).lower()
         if node.type in (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV):
             axes = str(node.value("axes") or node.value("axis") or "")
         sums = found.setdefault((kind, axes), [0, 0])

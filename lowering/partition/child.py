@@ -8,7 +8,6 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from stablecast.ir import mlir
@@ -20,7 +19,6 @@ ROUND_TRIP_NOTE = "XLA could not import the module; Shardy ran on it as captured
 
 _IMPORT = ("symbol-dce", "xla-sdy-round-trip-import-shardy-attrs")
 _PIPELINE = (
-    "inline",
     "symbol-dce",
     "sdy-propagation-pipeline",
     "sdy-export-pipeline{enable-insert-explicit-collectives=true}",
@@ -34,8 +32,8 @@ def partition_module(data: bytes, route: str) -> tuple[dict[str, Any], bytes]:
 
     `route`: `hlo` (through HLO and back, XLA's order), `direct`, or `auto`.
     """
-    module = _parse(data)
-    names = op_names(module)
+    module = mlir.parse(data, "the module to partition")
+    names = {op.name for op in mlir.walk(module)}
     header: dict[str, Any] = {"arguments": _arguments(module), "notes": [], "loops": bool(names & _LOOPS)}
     header["partitions"] = _partitions(module)
     if has_gspmd(module):
@@ -45,16 +43,11 @@ def partition_module(data: bytes, route: str) -> tuple[dict[str, Any], bytes]:
         header["route"] = "direct"
     else:
         module, header["route"] = _imported(data, module, header["notes"])
+    mlir.inline_calls(module, entry_function(module).attributes["sym_name"].value)
     teach(module)
     mlir.run_passes(module, _PIPELINE)
     header["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return header, mlir.write_bytecode(module)
-
-
-def _parse(data: bytes) -> Any:
-    module = mlir.parse(data, "the module to partition")
-    mlir.allow_inlining(module.context)
-    return module
 
 
 def _partitions(module: Any) -> int:
@@ -73,36 +66,13 @@ def _imported(data: bytes, module: Any, notes: list[str]) -> tuple[Any, str]:
     return imported, "hlo"
 
 
-def op_names(module: Any) -> frozenset[str]:
-    """Names of all ops in `module`."""
-    names: set[str] = set()
-    each_op(module, lambda op: names.add(op.name))
-    return frozenset(names)
-
-
-def each_op(module: Any, visit: Callable[[Any], object]) -> None:
-    """Calls `visit` with every operation of `module`, operands before their users."""
-    ir = mlir.bindings()
-
-    def step(op: Any) -> Any:
-        visit(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(step, ir.WalkOrder.PRE_ORDER)
-
-
 def constrain(module: Any) -> None:
     """Turns custom calls to `@Sharding` that carry a Shardy sharding into sharding constraints."""
     from jaxlib.mlir.dialects import sdy
 
     ir = mlir.bindings()
-    found: list[Any] = []
-
-    def collect(op: Any) -> None:
-        if op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == "Sharding":
-            found.append(op)
-
-    each_op(module, collect)
+    calls = mlir.walk(module, "stablehlo.custom_call")
+    found = [op for op in calls if op.attributes["call_target_name"].value == "Sharding"]
     for op in found:
         if "sdy.sharding" not in op.attributes:
             continue

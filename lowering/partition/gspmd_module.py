@@ -1,7 +1,7 @@
 """Rewrites modules with old-style shardings so that Shardy understands them."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from stablecast.ir import mlir
@@ -41,16 +41,6 @@ def to_sdy(module: Any) -> list[str]:
     return [GSPMD_NOTE]
 
 
-def _each(module: Any, visit: Callable[[Any], object]) -> None:
-    ir = mlir.bindings()
-
-    def step(op: Any) -> Any:
-        visit(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(step, ir.WalkOrder.PRE_ORDER)
-
-
 def _texts(module: Any) -> list[str]:
     """Every distinct old-style sharding in the module."""
     found: dict[str, None] = {}
@@ -59,15 +49,13 @@ def _texts(module: Any) -> list[str]:
         if _SHARDING in holder:
             found.update(dict.fromkeys(gspmd.split_tuple(holder[_SHARDING].value)))
 
-    def visit(op: Any) -> None:
+    for op in mlir.walk(module):
         if op.name == "func.func":
             for name in ("arg_attrs", "res_attrs"):
                 for entry in op.attributes[name] if name in op.attributes else ():
                     note(entry)
         elif op.name != "builtin.module":
             note(op.attributes)
-
-    _each(module, visit)
     return list(found)
 
 
@@ -81,13 +69,11 @@ class _Rewrite:
     def run(self) -> None:
         calls: list[Any] = []
 
-        def visit(op: Any) -> None:
+        for op in mlir.walk(self._module):
             if op.name == "func.func":
                 self._signature(op)
             elif _SHARDING in op.attributes:
                 calls.append(op)
-
-        _each(self._module, visit)
         for op in calls:
             self._op(op)
 

@@ -19,17 +19,9 @@ Factors = Sequence[Sequence[str]]
 
 def teach(module: Any) -> None:
     """Replaces such ops in `module` by custom calls that carry a sharding rule."""
-    ir = mlir.bindings()
-    found: list[Any] = []
-
-    def step(op: Any) -> Any:
+    for op in mlir.walk(module):
         if op.name in _RULES:
-            found.append(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(step, ir.WalkOrder.PRE_ORDER)
-    for op in found:
-        _replace(op)
+            _replace(op)
 
 
 def _replace(op: Any) -> None:

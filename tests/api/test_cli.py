@@ -227,3 +227,48 @@ def test_reports_look_as_agreed(run: Run, module: str, golden: Callable[[str, st
     golden("compare.txt", steady(run("compare", module, "--on", "h100-sxm", "--on", "tpu-v5p").out))
     golden("kernel.txt", run("kernel", "matmul", "--m", 512, "--n", 512, "--k", 512, "--on", "h100-sxm").out)
     golden("help.txt", run("--help").out)
+
+
+def test_integer_products_need_an_integer_peak(run: Run, module: str) -> None:
+    """int8 runs on the H100's matrix units; a V100 has none of that mode, and no device has one for int16."""
+    for element, mode, device, code in (("i8", "int8", "h100-sxm", 0), ("i8", "int8", "v100-sxm2", 2), ("i16", "int16", "h100-sxm", 2)):
+        Path(module).write_text(
+            f"""module {{ func.func @main(%x: tensor<64x64x{element}>, %y: tensor<64x64x{element}>) -> tensor<64x64xi32> {{
+ %0 = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0] : (tensor<64x64x{element}>, tensor<64x64x{element}>) -> tensor<64x64xi32>
+ return %0 : tensor<64x64xi32> }} }}"""
+        )
+        assert json.loads(run("work", module, "--json").out)["matmul_flops"] == 524_288
+        result = run("predict", module, "--on", device, "--json")
+        assert result.code == code, result.err
+        assert code == 0 or (mode in result.err and device in result.err)
+
+
+def test_open_dimensions_are_named_and_bound(run: Run, module: str) -> None:
+    Path(module).write_text(
+        """module { func.func @main(%x: tensor<?x64xf32>) -> tensor<?x64xf32> {
+ %0 = stablehlo.negate %x : tensor<?x64xf32> return %0 : tensor<?x64xf32> } }"""
+    )
+    refused = run("predict", module, "--on", "h100-sxm")
+    assert refused.code == 2
+    assert "--dim" in refused.err
+    name = refused.err.split("--dim ")[1].split("=")[0].strip("'\"")
+    answer = json.loads(run("work", module, "--dim", f"{name}=16", "--json").out)
+    assert answer["bytes_read"] == 16 * 64 * 4
+
+
+def test_rules_of_ones_own_cover_a_custom_call(run: Run, module: str) -> None:
+    Path(module).write_text(
+        """module { func.func @main(%x: tensor<128x128xf32>) -> tensor<128x128xf32> {
+ %0 = stablehlo.custom_call @my_own_kernel(%x) : (tensor<128x128xf32>) -> tensor<128x128xf32>
+ return %0 : tensor<128x128xf32> } }"""
+    )
+    opaque = json.loads(run("predict", module, "--on", "h100-sxm", "--json").out)
+    assert not opaque["complete"]
+    assert [(entry["op"], entry["bytes"], entry["share"]) for entry in opaque["unmodelled"]] == [
+        ("stablehlo.custom_call @my_own_kernel", 131_072, 1.0)
+    ]
+    assert "not modelled" in run("predict", module, "--on", "h100-sxm").out
+    Path("rules.yaml").write_text("my_own_kernel:\n  vector_flops: 3 * operands[0].elements\n")
+    known = json.loads(run("work", module, "--rules", "rules.yaml", "--json").out)
+    assert known["complete"]
+    assert known["vector_flops"] == 3 * 128 * 128

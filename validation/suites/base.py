@@ -125,12 +125,13 @@ class Data:
         self.missing.append(path)
         return None
 
-    def thinned(self, records: Sequence[Record], what: str) -> Sequence[Record]:
-        """At most `max_rows` of them, the same ones every time."""
-        if len(records) <= self.max_rows:
+    def thinned(self, records: Sequence[Record], what: str, columns: int = 1) -> Sequence[Record]:
+        """At most `max_rows` of them, the same ones every time; `columns`: measurements in a record."""
+        limit = max(self.max_rows // columns, 1)
+        if len(records) <= limit:
             return records
-        chosen = np.random.default_rng(_SEED).choice(len(records), self.max_rows, replace=False)
-        self.notes.append(f"{what}: {self.max_rows} of {len(records)} rows, fixed seed")
+        chosen = np.random.default_rng(_SEED).choice(len(records), limit, replace=False)
+        self.notes.append(f"{what}: {limit} of {len(records)} rows, fixed seed")
         return [records[int(index)] for index in np.sort(chosen)]
 
     def kernels(self, suite: str, device: str, records: Iterable[Record], make: Make, fitted: str = "") -> list[Row]:

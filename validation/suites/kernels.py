@@ -76,7 +76,7 @@ def vidur(data: Data) -> list[Row]:
     rows: list[Row] = []
     records = data.read("vidur/mlp.csv.gz")
     for gpu, device in _VIDUR.items():
-        own = data.thinned([record for record in records if record["gpu"] == gpu], f"vidur on {device}")
+        own = data.thinned([record for record in records if record["gpu"] == gpu], f"vidur on {device}", len(_VIDUR_LAYERS))
         for column, make in _VIDUR_LAYERS.items():
             rows += data.kernels("vidur", device, own, _vidur_case(column, make))
     return rows

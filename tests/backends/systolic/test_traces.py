@@ -83,8 +83,8 @@ def test_layout_files(tmp_path: Path) -> None:
     path.write_text("Layer," * 21 + "\nA,1,4,1,1,2,1,0,1,1,3,4,5,0,1,2,3,4,5,6,7,\n")
     with pytest.raises(InputError, match=r"l.csv:2: ifmap orders"):
         read_layout(path)
+    config = SystolicConfig(4, 4, mode="USER", filter=SramBanks(8, custom_layout=True))
     with pytest.raises(InputError, match="a filter line holds 1 words"):
-        config = SystolicConfig(4, 4, mode="USER", filter=SramBanks(8, custom_layout=True))
         evaluate(_LAYERS[0], config, COMPAT, _layout(8))
 
 

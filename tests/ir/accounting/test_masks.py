@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
@@ -112,6 +112,7 @@ def test_other_products_stay_whole(account_of):
 planes = st.builds(Plane, st.tuples(st.just(0), st.integers(-3, 3), st.integers(-3, 3)), st.integers(-9, 9))
 
 
+@settings(deadline=None)
 @given(st.lists(planes, max_size=3), st.integers(1, 8), st.integers(1, 8))
 def test_share_counts_points(conditions, rows, columns):
     i, j = np.indices((rows, columns))
@@ -121,6 +122,7 @@ def test_share_counts_points(conditions, rows, columns):
     assert share(tuple(conditions), (5, rows, columns)) == pytest.approx(inside.mean())
 
 
+@settings(deadline=None)
 @given(planes)
 def test_inverted_is_the_complement(plane):
     flipped = inverted((plane,))

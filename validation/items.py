@@ -1,0 +1,225 @@
+"""What is matched: device work of one measured step, and the kernels and collectives of a prediction, in order."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from stablecast.backends.collectives import CollectiveModel
+from stablecast.backends.device import System
+from stablecast.backends.pricing import Priced
+from stablecast.ir.device_program import P2P, Body, Branch, Collective, DeviceProgram, Kernel, Loop
+from stablecast.ir.kernels import KernelClass, KernelRow
+from stablecast.ir.scopes import parse_scope
+from stablecast.ir.types import Count
+from stablecast.validation.collectives import MeasuredCollective, collectives
+from stablecast.validation.kernel_names import MeasuredClass
+from stablecast.validation.launches import scope_path
+from stablecast.validation.measured import MeasuredRun
+
+MAX_ITEMS: Final = 50_000
+"""Kernels of a prediction that are laid out one by one; loops beyond that stay one item each."""
+
+_CLASSES: Final[Mapping[str, MeasuredClass]] = {
+    KernelClass.MATMUL: MeasuredClass.MATMUL,
+    KernelClass.CONVOLUTION: MeasuredClass.CONVOLUTION,
+    KernelClass.ATTENTION: MeasuredClass.ATTENTION,
+    KernelClass.MOE: MeasuredClass.MATMUL,
+    KernelClass.REDUCTION: MeasuredClass.REDUCTION,
+    KernelClass.ELEMENTWISE: MeasuredClass.ELEMENTWISE,
+    KernelClass.GATHER: MeasuredClass.GATHER,
+    KernelClass.SCATTER: MeasuredClass.SCATTER,
+    KernelClass.SORT: MeasuredClass.SORT,
+    KernelClass.FFT: MeasuredClass.FFT,
+    KernelClass.COPY: MeasuredClass.COPY,
+    KernelClass.CUSTOM: MeasuredClass.OTHER,
+}
+_STEP_ANNOTATIONS: Final = ("ProfilerStep#", "nccl:")
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One unit of work on either side.
+
+    Of a measurement: the kernels that one operator launched, or one kernel where that is unknown. Of a prediction: a
+    kernel or collective. `label`: how reports call it; `scope`: the user's path; `shape`: sizes that identify the
+    operation, empty where unknown; `kind`, `nbytes`, `group`: of a collective. `start_s`: within the step.
+    `count`: runs that it stands for; `time_s`: of all of them. `parts`: kernels in it. `deps`: items that it needs.
+    """
+
+    klass: MeasuredClass
+    label: str
+    scope: str
+    shape: Shape
+    time_s: float
+    start_s: float
+    stream: int = 0
+    kind: str = ""
+    nbytes: float = 0
+    group: int = 0
+    count: float = 1
+    parts: int = 1
+    exposed_s: float = 0
+    bound: str = ""
+    deps: tuple[int, ...] = ()
+
+    @property
+    def is_collective(self) -> bool:
+        return self.klass is MeasuredClass.COMMUNICATION
+
+
+def measured_items(run: MeasuredRun, step: int) -> tuple[Item, ...]:
+    """The work of step `step`, kernels of one operator call together."""
+    talk = {entry.position: entry for entry in collectives(run)}
+    units: dict[tuple[int, int], list[int]] = {}
+    for position in np.nonzero(run.step == step)[0].tolist():
+        alone = run.op[position] < 0 or position in talk
+        units.setdefault((-1, position) if alone else (int(run.op[position]), -1), []).append(position)
+    origin = run.windows[step][0] if run.windows else 0.0
+    return tuple(_measured(run, positions, origin, talk) for positions in units.values())
+
+
+def _measured(run: MeasuredRun, positions: list[int], origin: float, talk: Mapping[int, MeasuredCollective]) -> Item:
+    main = max(positions, key=lambda position: run.duration_s[position])
+    event, op = int(run.work[main]), int(run.op[main])
+    time, start = float(run.duration_s[positions].sum()), float(run.start_s[positions[0]]) - origin
+    stream = int(run.events.stream[event])
+    spoken = talk.get(main)
+    if spoken is not None:
+        return Item(
+            MeasuredClass.COMMUNICATION, f"{spoken.kind} {spoken.nbytes:,.0f} B", _scope(run, event, op), (), time, start,
+            stream, spoken.kind, spoken.nbytes, spoken.group_size, exposed_s=spoken.exposed_s,
+        )  # fmt: skip
+    args = run.events.args_of(op) if op >= 0 else run.events.args_of(event)
+    klass = run.klass(main)
+    name = run.op_name(main) or run.name(main)
+    return Item(
+        klass, name, _scope(run, event, op), measured_shape(klass, args), time, start, stream,
+        nbytes=float(run.events.nbytes[positions[0]]), parts=len(positions),
+    )  # fmt: skip
+
+
+def _scope(run: MeasuredRun, event: int, op: int) -> str:
+    named = run.events.args_of(event).get("tf_op")
+    if named:
+        return parse_scope(str(named).removesuffix(":")).label
+    return scope_path(run.events, run.launches, op, _STEP_ANNOTATIONS) if op >= 0 else ""
+
+
+def measured_shape(klass: MeasuredClass, args: Mapping[str, Any]) -> Shape:
+    """Sizes of a product from what the profiler attached: sorted (m, n, k) and batch; else the largest operand's size."""
+    flops = args.get("model_flops")
+    if flops and klass is MeasuredClass.MATMUL:
+        return (int(flops) // 2,)
+    dims = args.get("Input Dims")
+    shapes = [tuple(shape) for shape in dims if _is_shape(shape)] if isinstance(dims, list) else []
+    if klass is MeasuredClass.MATMUL and len(shapes) >= 2:
+        return (_multiplies(shapes),)
+    return (max(map(math.prod, shapes)),) if shapes and klass is not MeasuredClass.CONVOLUTION else ()
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and bool(shape) and all(isinstance(size, int) for size in shape)
+
+
+def _multiplies(shapes: list[Shape]) -> int:
+    """m x n x k of the last two matrices."""
+    matrices = [shape for shape in shapes if len(shape) >= 2][:2] if len(shapes) == 2 else [s for s in shapes if len(s) >= 2][-2:]
+    if len(matrices) < 2:
+        return 0
+    left, right = matrices
+    return math.prod(left) * (right[-1] if right[-2] == left[-1] else right[-2])
+
+
+def predicted_shape(row: KernelRow) -> Shape:
+    """The same of a predicted kernel."""
+    if row.klass == KernelClass.MATMUL:
+        return (row.batch * row.m * row.n * row.k,)
+    return (row.elems,) if row.klass in (KernelClass.ELEMENTWISE, KernelClass.REDUCTION) else ()
+
+
+def predicted_items(
+    program: DeviceProgram, priced: Priced, system: System, loops: Mapping[str, int] | None = None
+) -> tuple[Item, ...]:
+    """The kernels and collectives of a step in issue order, one after the other, loops laid out."""
+    walk = _Walk(program, priced, CollectiveModel(system), loops or {})
+    walk.body(program.body, 1.0)
+    return tuple(walk.items)
+
+
+class _Walk:
+    def __init__(self, program: DeviceProgram, priced: Priced, model: CollectiveModel, loops: Mapping[str, int]) -> None:
+        self._rows = program.table.rows
+        self._time = priced.estimates.time_s.tolist()
+        self._bound = list(map(str, priced.estimates.bound))
+        self._model = model
+        self._loops = loops
+        self._clock = 0.0
+        self.items: list[Item] = []
+
+    def body(self, body: Body, count: float) -> None:
+        """Lay out one run of `body`; `count` stands for runs that are not laid out."""
+        numbers: dict[int, int] = {}
+        for index, node in enumerate(body):
+            if isinstance(node, Loop):
+                self._loop(node, count)
+            elif isinstance(node, Branch):
+                self.body(max(node.bodies, key=self._cost), count)
+            else:
+                deps = tuple(numbers[dep] for dep in (*node.deps, *node.after) if dep in numbers)
+                item = self._kernel(node, count, deps) if isinstance(node, Kernel) else self._collective(node, count, deps)
+                self.items.append(item)
+                self._clock += item.time_s
+            numbers[index] = len(self.items) - 1
+
+    def _loop(self, loop: Loop, count: float) -> None:
+        trips = self._trips(loop.count)
+        if trips * len(loop.body) + len(self.items) > MAX_ITEMS:
+            self.body(loop.body, count * trips)
+            return
+        for _ in range(trips):
+            self.body(loop.body, count)
+
+    def _trips(self, count: Count) -> int:
+        if isinstance(count, int):
+            return count
+        return self._loops.get(count.name, count.default if count.default is not None else count.low)
+
+    def _cost(self, body: Body) -> float:
+        total = 0.0
+        for node in body:
+            if isinstance(node, Kernel):
+                total += self._time[node.row]
+            elif isinstance(node, Loop):
+                total += self._cost(node.body) * self._trips(node.count)
+            elif isinstance(node, Branch):
+                total += max(map(self._cost, node.bodies))
+        return total
+
+    def _kernel(self, node: Kernel, count: float, deps: tuple[int, ...]) -> Item:
+        row = self._rows[node.row]
+        scope = parse_scope(node.scope).label
+        time = self._time[node.row] * count
+        klass = _CLASSES.get(str(row.klass), MeasuredClass.OTHER)
+        return Item(
+            klass, f"{row.klass} {row.shape}", scope, predicted_shape(row), time, self._clock, node.stream,
+            nbytes=row.bytes_read + row.bytes_written, count=count, bound=self._bound[node.row], deps=deps,
+        )  # fmt: skip
+
+    def _collective(self, node: Collective | P2P, count: float, deps: tuple[int, ...]) -> Item:
+        scope = parse_scope(node.scope).label
+        if isinstance(node, P2P):
+            time = self._model.p2p(node).time_s * count
+            return Item(
+                MeasuredClass.COMMUNICATION, f"{node.direction} {node.nbytes:,} B", scope, (), time, self._clock, node.stream,
+                "collective_permute", float(node.nbytes), 2, count, exposed_s=time, deps=deps,
+            )  # fmt: skip
+        time = self._model.estimate(node).time_s * count
+        return Item(
+            MeasuredClass.COMMUNICATION, f"{node.kind} {node.message_bytes:,} B", scope, (), time, self._clock, node.stream,
+            node.kind, float(node.message_bytes), node.groups.size, count, exposed_s=time, deps=deps,
+        )  # fmt: skip
