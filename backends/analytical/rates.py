@@ -27,8 +27,8 @@ FAMILY_OF_MATH: Final = {
 }
 """Math modes that share efficiency constants; what is not here multiplies on the vector lanes (`fma`)."""
 
-LANE_MODES: Final = frozenset({"vector", "", "int16", "int32", "int64"})
-"""Modes that no matrix unit has: products on the vector lanes, integers at the f32 rate."""
+LANE_MODES: Final = frozenset({"vector", "", "int32", "int64"})
+"""Modes for the vector lanes: wide integers at the f32 rate. Narrow ones need a peak of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ and the timers of one rank that fall on the same ns are served together, as in A
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from stablecast.backends.astrasim.config import NetworkConfig, SystemConfig
-from stablecast.backends.astrasim.links import AwareLinks, UnawareLinks
+from stablecast.backends.astrasim.links import AwareLinks, Paths, Routes, UnawareLinks
 from stablecast.backends.astrasim.plan import LOCAL_DELAY_NS, Phase, Plan, reduction_ns
 
 Event = tuple[Callable[[Any], None], Any]
@@ -47,28 +47,6 @@ class EventQueue:
             del self._lists[time]
 
 
-class Paths(Protocol):
-    """Links that messages do not share."""
-
-    def between(self, source: int, target: int, nbytes: int) -> int: ...
-
-
-class Routes(ABC):
-    """FIFO links that messages share."""
-
-    @abstractmethod
-    def route(self, source: int, target: int) -> tuple[int, ...]:
-        """Numbers of the links passed."""
-
-    @abstractmethod
-    def busy(self, nbytes: int) -> int:
-        """ns that a message keeps a link."""
-
-    @abstractmethod
-    def delivery(self, nbytes: int) -> int:
-        """ns after which a link has delivered a message."""
-
-
 class _Meeting:
     """A message of which one end is known, or both."""
 
@@ -81,69 +59,80 @@ class _Meeting:
 
 
 class Messages:
-    """Sends and receives matched by tag, source, target and size, in order."""
+    """Sends and receives matched by tag, source, target and size, in order; messages do not share links."""
 
-    def __init__(self, queue: EventQueue, links: "Paths | Routes") -> None:
-        self._queue, self._links = queue, links
-        self._aware = links if isinstance(links, Routes) else None
-        self._free: dict[int, int] = {}
+    def __init__(self, queue: EventQueue, paths: Paths) -> None:
+        self.queue = queue
+        self._paths = paths
         self._sent: dict[Key, int] = {}
         self._received: dict[Key, int] = {}
-        self.meetings: dict[tuple[Key, int], _Meeting] = {}
+        self._meetings: dict[tuple[Key, int], _Meeting] = {}
 
     def _meet(self, counts: dict[Key, int], key: Key) -> tuple[tuple[Key, int], _Meeting]:
         number = counts.get(key, 0)
         counts[key] = number + 1
         place = (key, number)
-        meeting = self.meetings.get(place)
+        meeting = self._meetings.get(place)
         if meeting is None:
-            meeting = self.meetings[place] = _Meeting()
+            meeting = self._meetings[place] = _Meeting()
         return place, meeting
 
     def send(self, tag: Any, source: int, target: int, nbytes: int, done: Event | None) -> None:
         """Put a message on the way; `done` is called when it has arrived."""
         place, meeting = self._meet(self._sent, (tag, source, target, nbytes))
         meeting.sender = done
-        links = self._links
-        if isinstance(links, Routes):
-            self._hop((place, links.route(source, target), 0))
-        else:
-            self._queue.at(self._queue.now + links.between(source, target, nbytes), self._arrive, place)
+        self.launch(place)
+
+    def launch(self, place: tuple[Key, int]) -> None:
+        """Let a message travel."""
+        _, source, target, nbytes = place[0]
+        self.queue.at(self.queue.now + self._paths.between(source, target, nbytes), self.arrive, place)
 
     def receive(self, tag: Any, source: int, target: int, nbytes: int, done: Event) -> None:
         """`done` is called when the message is there, at once (by an event) where it already is."""
         place, meeting = self._meet(self._received, (tag, source, target, nbytes))
         if meeting.arrived:
-            del self.meetings[place]
-            self._queue.at(self._queue.now, *done)
+            del self._meetings[place]
+            self.queue.at(self.queue.now, *done)
         else:
             meeting.receiver = done
 
-    def _hop(self, argument: Any) -> None:
-        place, route, index = argument
-        aware = self._aware
-        assert aware is not None
-        if index == len(route):
-            self._arrive(place)
-            return
-        link, nbytes = route[index], place[0][3]
-        start = max(self._queue.now, self._free.get(link, 0))
-        self._free[link] = start + aware.busy(nbytes)
-        self._queue.at(start + aware.delivery(nbytes), self._hop, (place, route, index + 1))
-
-    def _arrive(self, place: Any) -> None:
-        meeting = self.meetings[place]
+    def arrive(self, place: Any) -> None:
+        """A message is at its target."""
+        meeting = self._meetings[place]
         receiver = meeting.receiver
         if receiver is None:
             meeting.arrived = True
         else:
-            del self.meetings[place]
+            del self._meetings[place]
         if meeting.sender is not None:
             action, argument = meeting.sender
             action(argument)
         if receiver is not None:
             action, argument = receiver
             action(argument)
+
+
+class SharedMessages(Messages):
+    """Messages that pass FIFO links one after the other."""
+
+    def __init__(self, queue: EventQueue, routes: Routes) -> None:
+        super().__init__(queue, routes)
+        self._routes = routes
+        self._free: dict[int, int] = {}
+
+    def launch(self, place: tuple[Key, int]) -> None:
+        self._hop((place, self._routes.route(place[0][1], place[0][2]), 0))
+
+    def _hop(self, argument: Any) -> None:
+        place, route, index = argument
+        if index == len(route):
+            self.arrive(place)
+            return
+        link, nbytes = route[index], place[0][3]
+        start = max(self.queue.now, self._free.get(link, 0))
+        self._free[link] = start + self._routes.busy(nbytes)
+        self.queue.at(start + self._routes.delivery(nbytes), self._hop, (place, route, index + 1))
 
 
 class Stream:
@@ -168,17 +157,22 @@ class DataSet:
 
 
 class Rank:
-    """One rank: its timers, and a first-in-first-out queue of streams a dimension."""
+    """One rank: its timers, and a first-in-first-out queue of streams a dimension.
+
+    `made`: when it last set a timer.
+    """
 
     def __init__(self, machine: "Machine", number: int) -> None:
         self.machine, self.number = machine, number
         self._timers: dict[int, list[Event]] = {}
         self._queues: dict[int, list[Stream]] = {}
         self._running: dict[int, int] = {}
+        self.made = 0
 
     def after(self, delay: int, action: Callable[[Any], None], argument: Any) -> None:
         """Call `action(argument)` in `delay` ns."""
         queue = self.machine.queue
+        self.made = queue.now
         time = queue.now + delay
         timers = self._timers.get(time)
         if timers is None:
@@ -234,7 +228,8 @@ class Rank:
 
     def members(self, stream: Stream) -> tuple[int, ...]:
         """The ranks that a stream's phase runs over, in ring order."""
-        return stream.data.members or self.machine.line(self.number, stream.phase.dim if stream.phase else 0)
+        data, phase = stream.data, stream.phase
+        return data.members or self.machine.line(data.plan.dims, self.number, phase.dim if phase else 0)
 
     def delay(self, stream: Stream) -> int:
         """Endpoint delay of a stream's messages."""
@@ -242,26 +237,31 @@ class Rank:
 
 
 class Machine:
-    """All ranks with their network."""
+    """The ranks of a network (only `ranks` where given) with their messages."""
 
     def __init__(
-        self, network: NetworkConfig, system: SystemConfig, aware: bool, begin: Callable[[Rank, Stream], None]
+        self,
+        network: NetworkConfig,
+        system: SystemConfig,
+        aware: bool,
+        begin: Callable[[Rank, Stream], None],
+        ranks: Iterable[int] | None = None,
     ) -> None:
         self.network, self.system, self.begin = network, system, begin
         self.queue = EventQueue()
-        self.messages = Messages(self.queue, network, aware)
+        self.messages = (
+            SharedMessages(self.queue, AwareLinks(network)) if aware else Messages(self.queue, UnawareLinks(network))
+        )
         self.concurrent = system.active_chunks
-        self.ranks = [Rank(self, number) for number in range(network.ranks)]
-        self._lines: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.ranks = {number: Rank(self, number) for number in (range(network.ranks) if ranks is None else ranks)}
+        self._lines: dict[tuple[tuple[int, ...], int, int], tuple[int, ...]] = {}
         self._reductions: dict[int, int] = {}
-        self.dims = network.npus_count
 
-    def line(self, rank: int, dim: int) -> tuple[int, ...]:
-        """The ranks that differ from `rank` in dimension `dim` only, by their place in it."""
-        dims = self.dims
+    def line(self, dims: tuple[int, ...], rank: int, dim: int) -> tuple[int, ...]:
+        """The ranks that differ from `rank` in dimension `dim` of `dims` only, by their place in it."""
         stride = math.prod(dims[:dim])
         base = rank - rank // stride % dims[dim] * stride
-        key = (base, dim)
+        key = (dims, base, dim)
         found = self._lines.get(key)
         if found is None:
             found = self._lines[key] = tuple(base + place * stride for place in range(dims[dim]))

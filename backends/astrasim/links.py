@@ -1,10 +1,26 @@
 """Times of single messages in ASTRA-sim's two analytical network backends (rules 1 and 2 of its behaviour)."""
 
-from functools import cache
 from math import prod
+from typing import Protocol
 
 from stablecast.backends.astrasim.config import NetworkConfig
 from stablecast.ir.errors import InputError
+
+
+class Paths(Protocol):
+    """Links that messages do not share."""
+
+    def between(self, source: int, target: int, nbytes: int) -> int: ...
+
+
+class Routes(Paths, Protocol):
+    """FIFO links that messages share: the links passed, ns a message keeps one, ns until it has delivered."""
+
+    def route(self, source: int, target: int) -> tuple[int, ...]: ...
+
+    def busy(self, nbytes: int) -> int: ...
+
+    def delivery(self, nbytes: int) -> int: ...
 
 
 class UnawareLinks:
@@ -70,10 +86,20 @@ class AwareLinks:
         self.topology, self.size = network.topology[0], network.npus_count[0]
         if self.topology == "Ring" and self.size <= 2:
             raise InputError("the congestion_aware backend takes no Ring of 2", "use congestion_unaware or another topology")
-        rate, latency = network.bytes_per_ns[0], network.latency[0]
-        self.busy = cache(lambda nbytes: int(nbytes / rate))
-        self.delivery = cache(lambda nbytes: int(latency + nbytes / rate))
+        self._rate, self._latency = network.bytes_per_ns[0], network.latency[0]
         self._routes: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def busy(self, nbytes: int) -> int:
+        """ns that a message keeps a link."""
+        return int(nbytes / self._rate)
+
+    def delivery(self, nbytes: int) -> int:
+        """ns after which a link has delivered a message."""
+        return int(self._latency + nbytes / self._rate)
+
+    def between(self, source: int, target: int, nbytes: int) -> int:
+        """ns of a message over links that nothing else uses."""
+        return len(self.route(source, target)) * self.delivery(nbytes)
 
     def route(self, source: int, target: int) -> tuple[int, ...]:
         """Numbers of the links passed: of a Ring 2 r clockwise and 2 r + 1 anticlockwise out of rank r."""

@@ -111,7 +111,6 @@ class Replay:
         rank = issuer.rank
         members = self.planner.members(rank, step)
         plan = self.planner.plan(rank, step, members)
-        self.machine.dims = plan.dims if members is None else self.machine.dims
         counters = self._counters[rank]
         first = counters.get(step.group, 0)
         counters[step.group] = first + plan.streams
