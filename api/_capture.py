@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from stablecast.frontends import files
 from stablecast.frontends.annotations import Annotation, annotation_of
-from stablecast.frontends.script import ArgumentOptions, capture_script, is_script
+from stablecast.frontends.arguments import ArgumentOptions
+from stablecast.frontends.registry import Request, frontend_for
 from stablecast.ir.errors import InputError
 from stablecast.ir.workload import Workload
 
@@ -68,7 +68,5 @@ def load(
     """The workload that an INPUT of the command line names: `script.py:function`, a capture, or a StableHLO or HLO
     file. `options`, `platform` and `mesh` only concern scripts. Raises `InputError` for anything else.
     """
-    text = str(source)
-    if is_script(text):
-        return capture_script(text, options or ArgumentOptions(), platform=platform, mesh=mesh)
-    return files.load(Path(text))
+    request = Request(str(source), platform, mesh, options or ArgumentOptions())
+    return frontend_for(request).load(request)

@@ -13,8 +13,9 @@ from stablecast.backends.device import Device, System
 from stablecast.backends.prediction import Prediction
 from stablecast.backends.predictor import Settings, predict_device_program
 from stablecast.backends.registry import parse_choice
+from stablecast.frontends.arguments import ArgumentOptions
 from stablecast.frontends.chakra import TracePrograms, is_chakra, read_chakra
-from stablecast.frontends.script import ArgumentOptions
+from stablecast.frontends.registry import Request, frontend_for
 from stablecast.ir.accounting import Account, account
 from stablecast.ir.accounting.values import Conventions
 from stablecast.ir.device_program import DeviceProgram
@@ -127,7 +128,7 @@ class Session:
             raise InputError(f"{self.name} is a trace or device program: it has kernels, but no program text")
         if callable(self._source):
             raise InputError("give a workload: stablecast.capture(function, ...)")
-        key = wanted if str(self._source).endswith(".py") or ".py:" in str(self._source) else ""
+        key = wanted if frontend_for(Request(str(self._source))).lowers else ""
         if key not in self._workloads:
             self._workloads[key] = load(self._source, self.options.arguments, platform=wanted, mesh=self.options.mesh)
         return self._workloads[key]

@@ -271,7 +271,11 @@ def _shard_map_collectives(on: On) -> Any:
         return shifted + lax.pmax(shifted, ("data", "model"))
 
     mapped = jax.shard_map(
-        local, mesh=on.mesh, in_specs=(P("data", "model"), P("model", None)), out_specs=P("data", "model"), check_vma=False
+        local,
+        mesh=on.mesh,
+        in_specs=(P("data", "model"), P("model", None)),
+        out_specs=P("data", "model"),
+        check_vma=False,
     )
     return mapped, (on.shape(1024, 512, axes=("data", "model")), on.shape(512, 256, axes=("model", None)))
 

@@ -41,7 +41,6 @@ from stablecast.lowering.partition import partition  # noqa: E402
 from stablecast.lowering.partition.rewrite import two_rewrites, with_calls_inlined  # noqa: E402
 from stablecast.lowering.partition.tally import Tally, tally  # noqa: E402
 
-
 ALL = {**FAMILIES, **SMALL}
 
 
@@ -106,7 +105,12 @@ def both(program: Program, name: str) -> dict[str, Any]:
 def make(name: str) -> dict[str, Any]:
     """What XLA says of one family."""
     family = ALL[name]
-    return {"family": name, "mesh": dict(family.mesh), "expected_miss": family.expected_miss, **both(xla_program(name), name)}
+    return {
+        "family": name,
+        "mesh": dict(family.mesh),
+        "expected_miss": family.expected_miss,
+        **both(xla_program(name), name),
+    }
 
 
 def by_axes(counts: dict[str, Any]) -> dict[str, float]:
@@ -134,8 +138,12 @@ def compare(name: str) -> bool:
     for side, held in (("XLA", golden), ("stablecast", ours)):
         for form in ("raw", "rewritten"):
             part = held[form]
-            counts = ", ".join(f"{line['count']} {line['kind']}[{line['axes']}] {line['operand_bytes']}B" for line in part["collectives"])
-            print(f"  {side:10s} {form:9s} {part['matmul_flops']:.6g} FLOP {part['wire_bytes']:.0f} B on the wire: {counts}")
+            counts = ", ".join(
+                f"{line['count']} {line['kind']}[{line['axes']}] {line['operand_bytes']}B"
+                for line in part["collectives"]
+            )
+            sums = f"{part['matmul_flops']:.6g} FLOP {part['wire_bytes']:.0f} B on the wire"
+            print(f"  {side:10s} {form:9s} {sums}: {counts}")
     for note in program.notes:
         print(f"  note: {note}")
     return equal

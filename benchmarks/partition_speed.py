@@ -11,6 +11,7 @@ import resource
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,20 @@ def measure(size: dict[str, Any]) -> dict[str, Any]:
     marks.append(time.perf_counter())
     device = lower(program, Target("tpu"))
     marks.append(time.perf_counter())
-    parts = dict(zip(("trace", "lower", "partition", "kernels"), (b - a for a, b in zip(marks, marks[1:], strict=False)), strict=True))
+    parts = dict(
+        zip(
+            ("trace", "lower", "partition", "kernels"),
+            (b - a for a, b in pairwise(marks)),
+            strict=True,
+        )
+    )
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     peaks = [resource.getrusage(who).ru_maxrss / 1e3 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     kinds: dict[str, int] = {}
     for collective, count in device.collectives():
-        kinds[collective.kind] = kinds.get(collective.kind, 0) + collective.merged * (count if isinstance(count, int) else 1)
+        kinds[collective.kind] = kinds.get(collective.kind, 0) + collective.merged * (
+            count if isinstance(count, int) else 1
+        )
     return {
         **parts,
         "total": marks[-1] - marks[0],
@@ -94,9 +103,16 @@ def main() -> None:
         if not options.json:
             parts = ", ".join(f"{part} {found[part]:.2f}" for part in ("trace", "lower", "partition", "kernels"))
             limits = f" (target {seconds} s, {megabytes} MB)" if seconds else ""
-            print(f"{name}: {found['total']:.2f} s, {found['cpu']:.2f} s of processor [{parts}], peak {found['peak_mb']:.0f} MB{limits}; {found['ops']} ops, {found['collectives']}")
+            spent = f"{found['total']:.2f} s, {found['cpu']:.2f} s of processor [{parts}]"
+            print(
+                f"{name}: {spent}, peak {found['peak_mb']:.0f} MB{limits}; {found['ops']} ops, {found['collectives']}"
+            )
     ratio = results["7B unrolled, 131,072 devices"]["total"] / results["7B unrolled, 8 devices"]["total"]
-    print(json.dumps({"programs": results, "ratio": ratio}) if options.json else f"131,072 devices ÷ 8 devices: {ratio:.2f} (target 1.1)")
+    print(
+        json.dumps({"programs": results, "ratio": ratio})
+        if options.json
+        else f"131,072 devices ÷ 8 devices: {ratio:.2f} (target 1.1)"
+    )
 
 
 if __name__ == "__main__":

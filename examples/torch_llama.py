@@ -183,13 +183,18 @@ def shard(made: Llama, mesh: Any, **options: Any) -> None:
 def build_parallel(
     mesh: Any, size: str | Config = "tiny", dtype: str = "float32", sequence: bool = True, fused: bool = True
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The decoder over a mesh with axes `tp`, `dp` or both."""
+    """The decoder over a mesh with axes `tp`, `dp` or both.
+
+    Without `sequence` the norms stay plain tensors beside distributed ones, which only the one-by-one optimiser takes.
+    """
     made = model(size, dtype)
     names = mesh.mesh_dim_names
     if "tp" in names:
         tensor_parallel(made, mesh["tp"], sequence)
     if "dp" in names:
         shard(made, mesh["dp"])
+    if "tp" in names and not sequence:
+        return made, torch.optim.AdamW(made.parameters(), lr=1e-4, foreach=False)
     return made, torch.optim.AdamW(made.parameters(), lr=1e-4, fused=fused)
 
 

@@ -21,6 +21,19 @@ class ArraySpec:
     dtype: str
 
 
+@dataclass(frozen=True, slots=True)
+class ArgumentOptions:
+    """How the command line gives arguments: `--args FILE:FUNCTION`, `--arg NAME=DTYPE[SHAPE]`, `--set NAME=VALUE`."""
+
+    args: str = ""
+    arrays: Sequence[str] = ()
+    settings: Sequence[str] = ()
+
+    def values(self) -> dict[str, Any]:
+        """The `--set` pairs."""
+        return {name: parse_value(value) for name, value in parse_assignments(self.settings, "--set")}
+
+
 def parse_array(text: str) -> ArraySpec:
     """`i32[8,4096]`, `bf16[128,128]`, `f32[]`. Raises `InputError` for anything else."""
     found = _SPEC.match(text.strip())

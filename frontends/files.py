@@ -2,8 +2,10 @@
 
 import gzip
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
+from stablecast.frontends.registry import Request
 from stablecast.ir import capture_file, mlir
 from stablecast.ir.errors import InputError
 from stablecast.ir.program import Program
@@ -13,6 +15,21 @@ from stablecast.ir.workload import Module, ModuleFormat, Workload
 _GZIP = b"\x1f\x8b"
 _ZIP = b"PK\x03\x04"
 MAX_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class FileFrontend:
+    """Captures and modules; takes whatever no other frontend claims."""
+
+    name: str = "file"
+    priority: int = -10
+    lowers: bool = False
+
+    def claims(self, request: Request) -> bool:
+        return True
+
+    def load(self, request: Request) -> Workload:
+        return load(Path(request.text))
 
 
 def load(path: Path) -> Workload:

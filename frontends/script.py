@@ -12,23 +12,11 @@ from types import ModuleType
 from typing import Any, cast
 
 from stablecast.frontends.annotations import Annotation, annotation_of, recording
-from stablecast.frontends.arguments import ArraySpec, call_factory, parse_arrays, parse_assignments, parse_value
+from stablecast.frontends.arguments import ArgumentOptions, ArraySpec, call_factory, parse_arrays
 from stablecast.frontends.jax_program import capture_jax, describe_exception
+from stablecast.frontends.registry import Request
 from stablecast.ir.errors import InputError, StablecastError, near_names
 from stablecast.ir.workload import Workload
-
-
-@dataclass(frozen=True, slots=True)
-class ArgumentOptions:
-    """How the command line gives arguments: `--args FILE:FUNCTION`, `--arg NAME=DTYPE[SHAPE]`, `--set NAME=VALUE`."""
-
-    args: str = ""
-    arrays: Sequence[str] = ()
-    settings: Sequence[str] = ()
-
-    def values(self) -> dict[str, Any]:
-        """The `--set` pairs."""
-        return {name: parse_value(value) for name, value in parse_assignments(self.settings, "--set")}
 
 
 @dataclass(slots=True)
@@ -37,6 +25,21 @@ class CallArguments:
 
     args: list[Any] = field(default_factory=list[Any])
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptFrontend:
+    """`script.py:function`, a JAX function of a script."""
+
+    name: str = "script"
+    priority: int = 0
+    lowers: bool = True
+
+    def claims(self, request: Request) -> bool:
+        return is_script(request.text)
+
+    def load(self, request: Request) -> Workload:
+        return capture_script(request.text, request.arguments, platform=request.platform, mesh=request.mesh)
 
 
 def is_script(text: str) -> bool:

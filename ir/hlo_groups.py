@@ -8,7 +8,8 @@ import numpy.typing as npt
 from stablecast.ir import groups
 
 _MESH_WITH_IDS = re.compile(
-    r"mesh\[(?P<axes>[^\]]*)\], device_ids=\((?:\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?|(?P<ids>[\d,]+))\) \{(?P<along>[^}]*)\}"
+    r"mesh\[(?P<axes>[^\]]*)\], "
+    r"device_ids=\((?:\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?|(?P<ids>[\d,]+))\) \{(?P<along>[^}]*)\}"
 )
 
 

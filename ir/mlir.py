@@ -143,7 +143,7 @@ def inline_calls(module: Any, entry: str) -> None:
     recursive function.
     """
     ir = bindings()
-    inlined: Callable[..., list[Any]] = importlib.import_module("jaxlib.mlir._mlir_libs._jax_mlir_ext").inlined_func_call
+    inlined: Callable[..., list[Any]] = _private("mlir._mlir_libs._jax_mlir_ext").inlined_func_call
     views = [view.operation for view in module.body.operations if view.operation.name == "func.func"]
     functions = {op.attributes["sym_name"].value: op for op in views}
     open_names: set[str] = set()

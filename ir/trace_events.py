@@ -97,8 +97,8 @@ class TraceEvents:
 
     def is_a(self, *wanted: str) -> npt.NDArray[np.bool_]:
         """Mask of the events whose category is one of `wanted`."""
-        numbers = [number for number, name in enumerate(self.categories) if name in wanted]
-        return np.isin(self.category, numbers)
+        chosen = np.array([name in wanted for name in self.categories], dtype=np.bool_)
+        return chosen[self.category]
 
     def name_of(self, index: int) -> str:
         """The name of event `index`."""

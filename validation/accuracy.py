@@ -19,9 +19,11 @@ from stablecast.ir.errors import InputError
 from stablecast.ir.text import percent, table
 from stablecast.validation.metrics import ErrorStats, across, error_stats, grouped_ratio_error
 from stablecast.validation.suites import SUITES, Data, Row, run_suite, suite_names
+from stablecast.validation.suites.base import MAX_ROWS
 
-LOG_COLUMNS: Final = (
-    "date", "suite", "backend", "models", "data", "path", "rows", "mape", "median", "p90", "bias", "weighted", "across_devices",
+LOG_COLUMNS: Final[tuple[str, ...]] = (
+    "date", "suite", "backend", "models", "data", "path", "rows", "mape", "median", "p90", "bias", "weighted",
+    "across_devices",
 )  # fmt: skip
 
 
@@ -124,15 +126,28 @@ class AccuracyReport:
         lines += [f"{name} did not run: {why}" for name, why in self.skipped.items()]
         lines += [f"note: {note}" for note in self.notes]
         lines.append(
-            "errors are of predicted against measured; * the shipped constants were fitted on that table. across devices: "
-            "median error of the ratio between two devices; order: how often the faster device is picked."
+            "errors are of predicted against measured; * the shipped constants were fitted on that table. "
+            "across devices: median error of the ratio between two devices; order: how often the faster device is picked."
         )
         return "\n".join(lines)
 
 
 def summary_table(summaries: Sequence[Summary]) -> list[str]:
     """Lines of a table, one a summary."""
-    head = ["group", "path", "rows", "mean", "median", "p90", "bias", "by time", "in range", "across devices", "order", "peers (mean)"]
+    head = [
+        "group",
+        "path",
+        "rows",
+        "mean",
+        "median",
+        "p90",
+        "bias",
+        "by time",
+        "in range",
+        "across devices",
+        "order",
+        "peers (mean)",
+    ]
     body = [
         [
             summary.name + ("*" if summary.in_sample > 0 else ""),
@@ -200,7 +215,7 @@ def run_accuracy(suites: str, folder: Path, backend: str, max_rows: int | None =
     notes: list[str] = []
     hashes: dict[str, str] = {}
     for name in names:
-        data = Data(folder, parse_choice(backend), **({"max_rows": max_rows} if max_rows else {}))
+        data = Data(folder, parse_choice(backend), max_rows or MAX_ROWS)
         try:
             rows += run_suite(name, data)
         except InputError as error:
@@ -243,14 +258,17 @@ def log_rows(report: AccuracyReport) -> list[dict[str, Any]]:
 
 
 def append_log(report: AccuracyReport, path: Path) -> int:
-    """Append the scores on test sets to the log at `path`; how many rows were added. Raises `InputError` where it cannot."""
+    """Append the scores on test sets to the log at `path`; how many rows were added.
+
+    Raises `InputError` where it cannot be written.
+    """
     rows = log_rows(report)
     if not rows:
         return 0
     try:
         fresh = not path.exists() or not path.stat().st_size
         with path.open("a", newline="", encoding="utf-8") as out:
-            writer = csv.DictWriter(out, LOG_COLUMNS, lineterminator="\n")
+            writer: csv.DictWriter[str] = csv.DictWriter(out, LOG_COLUMNS, lineterminator="\n")
             if fresh:
                 writer.writeheader()
             writer.writerows(rows)
@@ -267,21 +285,25 @@ def scatter(rows: Iterable[Row], width: int = 640) -> str:
     high = float(np.ceil(np.log10(max(measured.max(), predicted.max()))))
     side, edge = width - 80, 50
 
-    def place(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def along(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
         return (np.log10(values) - low) / max(high - low, 1.0) * side
 
     groups = {name: number for number, name in enumerate(dict.fromkeys(row.group for row in listed))}
+    tint = {row_group: f"hsl({number * 47 % 360},60%,45%)" for row_group, number in groups.items()}
     dots = "".join(
-        f'<circle cx="{edge + x:.1f}" cy="{edge + side - y:.1f}" r="2" fill="hsl({groups[row.group] * 47 % 360},60%,45%)" fill-opacity="0.4"/>'
-        for row, x, y in zip(listed, place(measured), place(predicted), strict=True)
+        f'<circle cx="{edge + x:.1f}" cy="{edge + side - y:.1f}" r="2" fill="{tint[row.group]}" fill-opacity="0.4"/>'
+        for row, x, y in zip(listed, along(measured), along(predicted), strict=True)
     )
+    step = side / max(high - low, 1.0)
     ticks = "".join(
-        f'<text x="{edge + (t - low) / max(high - low, 1.0) * side:.0f}" y="{edge + side + 16}" font-size="10">1e{t:.0f} s</text>'
-        f'<text x="2" y="{edge + side - (t - low) / max(high - low, 1.0) * side:.0f}" font-size="10">1e{t:.0f} s</text>'
-        for t in np.arange(low, high + 1)
+        f'<text x="{edge + place * step:.0f}" y="{edge + side + 16}" font-size="10">1e{low + place:.0f} s</text>'
+        f'<text x="2" y="{edge + side - place * step:.0f}" font-size="10">1e{low + place:.0f} s</text>'
+        for place in range(int(high - low) + 1)
     )
     line = f'<line x1="{edge}" y1="{edge + side}" x2="{edge + side}" y2="{edge}" stroke="#888"/>'
     box = f'<rect x="{edge}" y="{edge}" width="{side}" height="{side}" fill="none" stroke="#ccc"/>'
-    caption = f'<text x="{edge}" y="30" font-size="12">predicted (up) against measured (right), {len(listed)} rows</text>'
+    caption = (
+        f'<text x="{edge}" y="30" font-size="12">predicted (up) against measured (right), {len(listed)} rows</text>'
+    )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{width}" font-family="sans-serif">'
     return f"{head}{caption}{box}{line}{dots}{ticks}</svg>\n"

@@ -4,11 +4,11 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
-from stablecast.ir.trace_events import Category, TraceEvents
+from stablecast.ir.trace_events import NO_ARGS, Category, TraceEvents
 from stablecast.validation.kernel_names import MeasuredClass, collective_kind
 from stablecast.validation.measured import MeasuredRun
 
@@ -38,8 +38,8 @@ ELEMENT_BYTES: Final[Mapping[str, int]] = {
 class MeasuredCollective:
     """One collective of a run.
 
-    `nbytes`: of one device's operand, of an all-gather its result; 0 where the trace does not say. `group_size`: 0 where
-    it does not say. `ranks`: of the group, where listed. `exposed_s`: the part that no other work hides.
+    `nbytes`: of one device's operand, of an all-gather its result; 0 where the trace does not say. `group_size`: 0
+    where it does not say. `ranks`: of the group, where listed. `exposed_s`: the part that no other work hides.
     """
 
     position: int
@@ -66,7 +66,9 @@ def collectives(run: MeasuredRun) -> tuple[MeasuredCollective, ...]:
         hidden = length(clip(compute, start, start + duration))
         kind, nbytes, size, ranks, dtype = _describe(run, position)
         step = int(run.step[position])
-        found.append(MeasuredCollective(position, kind, nbytes, size, ranks, step, start, duration, duration - hidden, dtype))
+        found.append(
+            MeasuredCollective(position, kind, nbytes, size, ranks, step, start, duration, duration - hidden, dtype)
+        )
     return tuple(found)
 
 
@@ -75,7 +77,7 @@ def _describe(run: MeasuredRun, position: int) -> tuple[str, float, int, tuple[i
     event = int(run.work[position])
     own = events.args_of(event)
     above = _annotation(events, run, event)
-    called = events.args_of(above) if above >= 0 else {}
+    called = events.args_of(above) if above >= 0 else NO_ARGS
     kind = collective_kind(str(own.get("Collective name", "")))
     if not kind and above >= 0:
         kind = collective_kind(events.name_of(above).removeprefix("nccl:"))
@@ -100,15 +102,25 @@ def _message(kind: str, own: Mapping[str, Any], called: Mapping[str, Any], dtype
     key = "Out msg nelems" if kind == "all_gather" else "In msg nelems"
     if own.get(key) is not None:
         return float(own[key]) * size
-    dims = called.get("Input Dims")
-    if not isinstance(dims, list) or not dims:
-        return 0.0
-    return float(sum(math.prod(shape) for shape in dims if isinstance(shape, list) and shape)) * size
+    return float(sum(math.prod(shape) for shape in shapes_of(called))) * size
+
+
+def shapes_of(args: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """The shapes of tensors in `Input Dims`; scalars, lists of tensors and what has no shape are left out."""
+    dims: Any = args.get("Input Dims")
+    if not isinstance(dims, list):
+        return []
+    found: list[tuple[int, ...]] = []
+    for shape in cast("list[Any]", dims):
+        sizes = cast("list[Any]", shape) if isinstance(shape, list) else []
+        if sizes and all(isinstance(size, int) for size in sizes):
+            found.append(tuple(sizes))
+    return found
 
 
 def _types(called: Mapping[str, Any]) -> list[str]:
-    types = called.get("Input type")
-    return [str(name) for name in types] if isinstance(types, list) else []
+    types: Any = called.get("Input type")
+    return [str(name) for name in cast("list[Any]", types)] if isinstance(types, list) else []
 
 
 def _ranks(text: Any) -> tuple[int, ...]:
@@ -121,8 +133,8 @@ def _ranks(text: Any) -> tuple[int, ...]:
 
 
 def _world(events: TraceEvents) -> int:
-    said = events.metadata.get("distributedInfo")
-    return int(said.get("world_size") or 0) if isinstance(said, dict) else 0
+    said: Any = events.metadata.get("distributedInfo")
+    return int(cast("dict[str, Any]", said).get("world_size") or 0) if isinstance(said, dict) else 0
 
 
 def annotated_collectives(events: TraceEvents) -> dict[str, int]:

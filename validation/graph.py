@@ -1,9 +1,9 @@
 """A predicted graph against the graph that ran: operators, collectives, order, streams."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from stablecast.validation.items import Item
 from stablecast.validation.kernel_names import MeasuredClass
@@ -18,6 +18,7 @@ _FAMILIES: Final[Mapping[MeasuredClass, str]] = {
     MeasuredClass.COMMUNICATION: "collective",
 }
 _LISTED: Final = 50
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,9 @@ def check_graph(matching: Matching) -> GraphCheck:
     )
 
 
-def _both(matching: Matching, key: Any) -> dict[Any, tuple[int, int]]:
-    ours: Counter[Any] = Counter()
-    theirs: Counter[Any] = Counter()
+def _both(matching: Matching, key: Callable[[Item], K | None]) -> dict[K, tuple[int, int]]:
+    ours: Counter[K] = Counter()
+    theirs: Counter[K] = Counter()
     for counter, side in ((ours, matching.measured), (theirs, matching.predicted)):
         for item in side:
             found = key(item)

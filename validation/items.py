@@ -1,6 +1,7 @@
 """What is matched: device work of one measured step, and the kernels and collectives of a prediction, in order."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +15,7 @@ from stablecast.ir.device_program import P2P, Body, Branch, Collective, DevicePr
 from stablecast.ir.kernels import KernelClass, KernelRow
 from stablecast.ir.scopes import parse_scope
 from stablecast.ir.types import Count
-from stablecast.validation.collectives import MeasuredCollective, collectives
+from stablecast.validation.collectives import MeasuredCollective, collectives, shapes_of
 from stablecast.validation.kernel_names import MeasuredClass
 from stablecast.validation.launches import scope_path
 from stablecast.validation.measured import MeasuredRun
@@ -37,6 +38,8 @@ _CLASSES: Final[Mapping[str, MeasuredClass]] = {
     KernelClass.CUSTOM: MeasuredClass.OTHER,
 }
 _STEP_ANNOTATIONS: Final = ("ProfilerStep#", "nccl:")
+
+_HLO_SHAPE: Final = re.compile(r"\b[a-z]+\d*\w*\[([\d,]*)\]")
 
 Shape = tuple[int, ...]
 
@@ -91,8 +94,8 @@ def _measured(run: MeasuredRun, positions: list[int], origin: float, talk: Mappi
     spoken = talk.get(main)
     if spoken is not None:
         return Item(
-            MeasuredClass.COMMUNICATION, f"{spoken.kind} {spoken.nbytes:,.0f} B", _scope(run, event, op), (), time, start,
-            stream, spoken.kind, spoken.nbytes, spoken.group_size, exposed_s=spoken.exposed_s,
+            MeasuredClass.COMMUNICATION, f"{spoken.kind} {spoken.nbytes:,.0f} B", _scope(run, event, op), (), time,
+            start, stream, spoken.kind, spoken.nbytes, spoken.group_size, exposed_s=spoken.exposed_s,
         )  # fmt: skip
     args = run.events.args_of(op) if op >= 0 else run.events.args_of(event)
     klass = run.klass(main)
@@ -111,24 +114,33 @@ def _scope(run: MeasuredRun, event: int, op: int) -> str:
 
 
 def measured_shape(klass: MeasuredClass, args: Mapping[str, Any]) -> Shape:
-    """Sizes of a product from what the profiler attached: sorted (m, n, k) and batch; else the largest operand's size."""
-    flops = args.get("model_flops")
-    if flops and klass is MeasuredClass.MATMUL:
-        return (int(flops) // 2,)
-    dims = args.get("Input Dims")
-    shapes = [tuple(shape) for shape in dims if _is_shape(shape)] if isinstance(dims, list) else []
+    """What identifies the operation's size: of a product batch x m x n x k, else the largest operand's elements."""
+    text = args.get("long_name")
+    if text and klass is MeasuredClass.MATMUL:
+        return _hlo_product(str(text))
+    shapes = shapes_of(args)
     if klass is MeasuredClass.MATMUL and len(shapes) >= 2:
         return (_multiplies(shapes),)
     return (max(map(math.prod, shapes)),) if shapes and klass is not MeasuredClass.CONVOLUTION else ()
 
 
-def _is_shape(shape: Any) -> bool:
-    return isinstance(shape, list) and bool(shape) and all(isinstance(size, int) for size in shape)
+def _hlo_product(text: str) -> Shape:
+    """m x n x k of a product, as `HLO = type[m,n] fusion(type[m,k] a, type[k,n] b)` gives it: the root of all sizes."""
+    sizes = [math.prod(map(int, found.split(","))) for found in _HLO_SHAPE.findall(text)[:3] if found]
+    if len(sizes) < 3:
+        return ()
+    square = math.prod(sizes)
+    root = math.isqrt(square)
+    return (root,) if root * root == square else ()
 
 
 def _multiplies(shapes: list[Shape]) -> int:
     """m x n x k of the last two matrices."""
-    matrices = [shape for shape in shapes if len(shape) >= 2][:2] if len(shapes) == 2 else [s for s in shapes if len(s) >= 2][-2:]
+    matrices = (
+        [shape for shape in shapes if len(shape) >= 2][:2]
+        if len(shapes) == 2
+        else [s for s in shapes if len(s) >= 2][-2:]
+    )
     if len(matrices) < 2:
         return 0
     left, right = matrices
@@ -152,7 +164,9 @@ def predicted_items(
 
 
 class _Walk:
-    def __init__(self, program: DeviceProgram, priced: Priced, model: CollectiveModel, loops: Mapping[str, int]) -> None:
+    def __init__(
+        self, program: DeviceProgram, priced: Priced, model: CollectiveModel, loops: Mapping[str, int]
+    ) -> None:
         self._rows = program.table.rows
         self._time = priced.estimates.time_s.tolist()
         self._bound = list(map(str, priced.estimates.bound))
@@ -171,7 +185,9 @@ class _Walk:
                 self.body(max(node.bodies, key=self._cost), count)
             else:
                 deps = tuple(numbers[dep] for dep in (*node.deps, *node.after) if dep in numbers)
-                item = self._kernel(node, count, deps) if isinstance(node, Kernel) else self._collective(node, count, deps)
+                item = (
+                    self._kernel(node, count, deps) if isinstance(node, Kernel) else self._collective(node, count, deps)
+                )
                 self.items.append(item)
                 self._clock += item.time_s
             numbers[index] = len(self.items) - 1
@@ -215,11 +231,11 @@ class _Walk:
         if isinstance(node, P2P):
             time = self._model.p2p(node).time_s * count
             return Item(
-                MeasuredClass.COMMUNICATION, f"{node.direction} {node.nbytes:,} B", scope, (), time, self._clock, node.stream,
-                "collective_permute", float(node.nbytes), 2, count, exposed_s=time, deps=deps,
+                MeasuredClass.COMMUNICATION, f"{node.direction} {node.nbytes:,} B", scope, (), time, self._clock,
+                node.stream, "collective_permute", float(node.nbytes), 2, count, exposed_s=time, deps=deps,
             )  # fmt: skip
         time = self._model.estimate(node).time_s * count
         return Item(
-            MeasuredClass.COMMUNICATION, f"{node.kind} {node.message_bytes:,} B", scope, (), time, self._clock, node.stream,
-            node.kind, float(node.message_bytes), node.groups.size, count, exposed_s=time, deps=deps,
+            MeasuredClass.COMMUNICATION, f"{node.kind} {node.message_bytes:,} B", scope, (), time, self._clock,
+            node.stream, node.kind, float(node.message_bytes), node.groups.size, count, exposed_s=time, deps=deps,
         )  # fmt: skip

@@ -35,50 +35,357 @@ COMPUTE: Final = frozenset(MeasuredClass) - {MeasuredClass.COMMUNICATION, Measur
 """Classes whose time is work of the device alone; waiting and communication are not."""
 
 C = MeasuredClass
-KERNEL_NAMES: Final[tuple[tuple[str, MeasuredClass], ...]] = (
+KERNEL_NAMES: Final[tuple[tuple[MeasuredClass, tuple[str, ...]], ...]] = (
     # collectives: NCCL, RCCL, MSCCL, oneCCL, NVSHMEM; XLA's ops on a TPU
-    (r"^(mscclKernel|ncclDevKernel|ncclKernel|rcclGenericKernel|rcclKernel|oneccl|nvshmem)", C.COMMUNICATION),
-    (r"ncclKernel|ncclDevKernel", C.COMMUNICATION),
-    (r"cross_device_reduce|one_shot_all_reduce|two_shot_all_reduce|custom_?all_?reduce|multimem_all", C.COMMUNICATION),
-    (r"^(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|send|recv)\b", C.COMMUNICATION),
+    (C.COMMUNICATION, (r"^(mscclKernel|ncclDevKernel|ncclKernel|rcclGenericKernel|rcclKernel|oneccl|nvshmem)",)),
+    (
+        C.COMMUNICATION,
+        (
+            r"ncclKernel",
+            r"ncclDevKernel",
+        ),
+    ),
+    (
+        C.COMMUNICATION,
+        (
+            r"cross_device_reduce",
+            r"one_shot_all_reduce",
+            r"two_shot_all_reduce",
+            r"custom_?all_?reduce",
+            r"multimem_all",
+        ),
+    ),
+    (
+        C.COMMUNICATION,
+        (r"^(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|send|recv)\b",),
+    ),
     # waits
-    (r"^(dependency-wait|infeed|outfeed|barrier-cores)|StreamWait|Stream Sync|Event Sync|Context Sync|Stream Wait", C.SYNC),
+    (
+        C.SYNC,
+        (
+            r"^(dependency-wait|infeed|outfeed|barrier-cores)",
+            r"StreamWait",
+            r"Stream Sync",
+            r"Event Sync",
+            r"Context Sync",
+            r"Stream Wait",
+        ),
+    ),
     # copies between memories, as profilers spell them and as XLA and CUDA kernels do them
-    (r"^\[?(CUDA )?mem(ory)?cpy|^Memcpy|MemcpyDeviceToDevice|CopyDeviceToDevice|hipMemcpy", C.MEMCPY),
-    (r"^\[?(CUDA )?memset|^Memset|FillBuffer|__amd_rocclr_fill", C.MEMSET),
-    (r"__amd_rocclr_copy", C.MEMCPY),
+    (
+        C.MEMCPY,
+        (
+            r"^\[?(CUDA )?mem(ory)?cpy",
+            r"^Memcpy",
+            r"MemcpyDeviceToDevice",
+            r"CopyDeviceToDevice",
+            r"hipMemcpy",
+        ),
+    ),
+    (
+        C.MEMSET,
+        (
+            r"^\[?(CUDA )?memset",
+            r"^Memset",
+            r"FillBuffer",
+            r"__amd_rocclr_fill",
+        ),
+    ),
+    (C.MEMCPY, (r"__amd_rocclr_copy",)),
     # attention, before the products inside their names
-    (r"flash|fmha|fused_attention|\bmha_|attention_kernel|paged_attention|splash|AttentionFwd|attn_(fwd|bwd)", C.ATTENTION),
+    (
+        C.ATTENTION,
+        (
+            r"flash",
+            r"fmha",
+            r"fused_attention",
+            r"\bmha_",
+            r"attention_kernel",
+            r"paged_attention",
+            r"splash",
+            r"AttentionFwd",
+            r"attn_(fwd|bwd)",
+        ),
+    ),
     # convolutions, with the transforms and layout changes that the library runs for them
-    (r"winograd|implicit_(con|gemm)|implicit_convolve|scudnn|hcudnn|conv(olve|olution)?(2d|3d)?[_<:]|Conv2d|conv_depthwise", C.CONVOLUTION),
-    (r"[dw]grad|fprop|cudnn_infer|cudnn::cnn|cudnn_volta|cudnn_turing|cudnn_ampere|dgrad_engine|wgrad_alg", C.CONVOLUTION),
-    (r"computeOffsetsKernel|nchwToNhwc|nhwcToNchw|nchwAddPadding|kern_precompute_indices|Tensor4d|TransformTensor", C.CONVOLUTION),
-    (r"^(miopen|MIOpen|gridwise_conv|igemm_|naive_conv|Sp3Asm|gfx\w+_?conv)|SubTensorOpWithScalar", C.CONVOLUTION),
-    (r"fft2d_[rc]2[rc]_|cutlass_cudnn|cask_cudnn|xmma_(fprop|dgrad|wgrad)|scalePackedTensor|im2col|col2im|^convolution\b", C.CONVOLUTION),
+    (
+        C.CONVOLUTION,
+        (
+            r"winograd",
+            r"implicit_(con|gemm)",
+            r"implicit_convolve",
+            r"scudnn",
+            r"hcudnn",
+            r"conv(olve|olution)?(2d|3d)?[_<:]",
+            r"Conv2d",
+            r"conv_depthwise",
+        ),
+    ),
+    (
+        C.CONVOLUTION,
+        (
+            r"[dw]grad",
+            r"fprop",
+            r"cudnn_infer",
+            r"cudnn::cnn",
+            r"cudnn_volta",
+            r"cudnn_turing",
+            r"cudnn_ampere",
+            r"dgrad_engine",
+            r"wgrad_alg",
+        ),
+    ),
+    (
+        C.CONVOLUTION,
+        (
+            r"computeOffsetsKernel",
+            r"nchwToNhwc",
+            r"nhwcToNchw",
+            r"nchwAddPadding",
+            r"kern_precompute_indices",
+            r"Tensor4d",
+            r"TransformTensor",
+        ),
+    ),
+    (
+        C.CONVOLUTION,
+        (
+            r"^(miopen|MIOpen|gridwise_conv|igemm_|naive_conv|Sp3Asm|gfx\w+_?conv)",
+            r"SubTensorOpWithScalar",
+        ),
+    ),
+    (
+        C.CONVOLUTION,
+        (
+            r"fft2d_[rc]2[rc]_",
+            r"cutlass_cudnn",
+            r"cask_cudnn",
+            r"xmma_(fprop|dgrad|wgrad)",
+            r"scalePackedTensor",
+            r"im2col",
+            r"col2im",
+            r"^convolution\b",
+        ),
+    ),
     # products of matrices and the reductions that finish them
-    (r"gemm|gemv|Gemm|\bdot_kernel|^Cijk_|cutlass|cublas|nvjet|xmma|sgemm|matmul|splitK|split_k|reduce_1Block|^dot\b|_mm_", C.MATMUL),
-    (r"epilogue::impl::globalKernel", C.MATMUL),
+    (
+        C.MATMUL,
+        (
+            r"gemm",
+            r"gemv",
+            r"Gemm",
+            r"\bdot_kernel",
+            r"^Cijk_",
+            r"cutlass",
+            r"cublas",
+            r"nvjet",
+            r"xmma",
+            r"sgemm",
+            r"matmul",
+            r"splitK",
+            r"split_k",
+            r"reduce_1Block",
+            r"^dot\b",
+            r"_mm_",
+        ),
+    ),
+    (C.MATMUL, (r"epilogue::impl::globalKernel",)),
     # normalisation and softmax are reductions over rows
-    (r"cudnn::bn_|batch_norm|batchnorm|BatchNorm|bn_(fw|bw)|layer_?norm|LayerNorm|rms_?norm|RMSNorm|GammaBeta|group_?norm|welford", C.REDUCTION),
-    (r"softmax|SoftMax|Softmax|nll_loss|cross_entropy|pool|Pool|mse_|reduce_kernel|ReduceOp|reduction|logsumexp|cunn_|norm_kernel", C.REDUCTION),
+    (
+        C.REDUCTION,
+        (
+            r"cudnn::bn_",
+            r"batch_norm",
+            r"batchnorm",
+            r"BatchNorm",
+            r"bn_(fw|bw)",
+            r"layer_?norm",
+            r"LayerNorm",
+            r"rms_?norm",
+            r"RMSNorm",
+            r"GammaBeta",
+            r"group_?norm",
+            r"welford",
+        ),
+    ),
+    (
+        C.REDUCTION,
+        (
+            r"softmax",
+            r"SoftMax",
+            r"Softmax",
+            r"nll_loss",
+            r"cross_entropy",
+            r"(max|avg|average|adaptive)_?pool",
+            r"pooling",
+            r"Pooling",
+            r"mse_",
+            r"reduce_kernel",
+            r"ReduceOp",
+            r"reduction",
+            r"logsumexp",
+            r"cunn_",
+            r"norm_kernel",
+        ),
+    ),
     # order and search
-    (r"RadixSort|sort|Sort|topk|TopK|bitonic|searchsorted|DeviceScan|DeviceSelect|DeviceCompact|ReduceByKey|DeviceReduce|scan_", C.SORT),
+    (
+        C.SORT,
+        (
+            r"RadixSort",
+            r"sort",
+            r"Sort",
+            r"topk",
+            r"TopK",
+            r"bitonic",
+            r"searchsorted",
+            r"DeviceScan",
+            r"DeviceSelect",
+            r"DeviceCompact",
+            r"ReduceByKey",
+            r"DeviceReduce",
+            r"scan_",
+        ),
+    ),
     # sparse reads and writes
-    (r"embedding.*backward|EmbeddingBackward|embedding_backward|index_put|scatter|Scatter|indexing_backward|indexFunc|compute_grad_weight|index_add", C.SCATTER),
-    (r"embedding|Embedding|gather|Gather|index_select|indexSelect|index_elementwise|gpu_index|permute_.*(indices|lengths|data)|permute_pooled", C.GATHER),
-    (r"fft|FFT|regular_fft|vector_fft", C.FFT),
+    (
+        C.SCATTER,
+        (
+            r"embedding.*backward",
+            r"EmbeddingBackward",
+            r"embedding_backward",
+            r"index_put",
+            r"scatter",
+            r"Scatter",
+            r"indexing_backward",
+            r"indexFunc",
+            r"compute_grad_weight",
+            r"index_add",
+        ),
+    ),
+    (
+        C.GATHER,
+        (
+            r"embedding",
+            r"Embedding",
+            r"gather",
+            r"Gather",
+            r"index_select",
+            r"indexSelect",
+            r"index_elementwise",
+            r"gpu_index",
+            r"permute_.*(indices|lengths|data)",
+            r"permute_pooled",
+        ),
+    ),
+    (
+        C.FFT,
+        (
+            r"fft",
+            r"FFT",
+            r"regular_fft",
+            r"vector_fft",
+        ),
+    ),
     # moves within the device memory
-    (r"CatArrayBatchedCopy|direct_copy|copy_kernel|recat_copy|transpose|permute|^copy|^bitcast|^slice|^pad\b|^concatenate|unpack|memcpy32", C.COPY),
-    (r"flip_kernel|roll_cuda|triu_tril|UnrolledCopy|to_dense_representation", C.COPY),
+    (
+        C.COPY,
+        (
+            r"CatArrayBatchedCopy",
+            r"direct_copy",
+            r"copy_kernel",
+            r"recat_copy",
+            r"transpose",
+            r"permute",
+            r"^copy",
+            r"^bitcast",
+            r"^slice",
+            r"^pad\b",
+            r"^concatenate",
+            r"unpack",
+            r"memcpy32",
+        ),
+    ),
+    (
+        C.COPY,
+        (
+            r"flip_kernel",
+            r"roll_cuda",
+            r"triu_tril",
+            r"UnrolledCopy",
+            r"to_dense_representation",
+        ),
+    ),
     # what works element by element
-    (r"elementwise|Elementwise|multi_tensor_apply|foreach|dropout|distribution_|FillFunctor|BinaryFunctor|UnaryFunctor", C.ELEMENTWISE),
-    (r"triton_(poi|per|red|tem)|^(loop|input)_.*fusion|^fusion|fused_|_fusion|adam|sgd|lamb|tanh|gelu|relu|sigmoid|silu|arange|where_kernel", C.ELEMENTWISE),
-    (r"kernel_pointwise|pointwise|op_generic_tensor|op_tensor|GeneralAddmm|OpTensor|Op1dTensor|Op2dTensor|Op4dTensor", C.ELEMENTWISE),
-    (r"^(add|multiply|subtract|divide|exponential|maximum|minimum|select|compare|convert|broadcast|iota)[._\d]*$", C.ELEMENTWISE),
-    (r"reduce", C.REDUCTION),
-    (r"offsets_range|find_long_segments|linear_index|linearize_index|expand_into_jagged|jagged|bounds_check|lengths_range|invert_permute", C.GATHER),
-)  # fmt: skip
-"""Patterns (searched for, case kept) and the class they mean."""
+    (
+        C.ELEMENTWISE,
+        (
+            r"elementwise",
+            r"Elementwise",
+            r"multi_tensor_apply",
+            r"foreach",
+            r"dropout",
+            r"distribution_",
+            r"FillFunctor",
+            r"BinaryFunctor",
+            r"UnaryFunctor",
+        ),
+    ),
+    (
+        C.ELEMENTWISE,
+        (
+            r"triton_(poi|per|red|tem)",
+            r"^(loop|input)_.*fusion",
+            r"^fusion",
+            r"fused_",
+            r"_fusion",
+            r"adam",
+            r"sgd",
+            r"lamb",
+            r"tanh",
+            r"gelu",
+            r"relu",
+            r"sigmoid",
+            r"silu",
+            r"arange",
+            r"where_kernel",
+        ),
+    ),
+    (
+        C.ELEMENTWISE,
+        (
+            r"kernel_pointwise",
+            r"pointwise",
+            r"op_generic_tensor",
+            r"op_tensor",
+            r"GeneralAddmm",
+            r"OpTensor",
+            r"Op1dTensor",
+            r"Op2dTensor",
+            r"Op4dTensor",
+        ),
+    ),
+    (
+        C.ELEMENTWISE,
+        (r"^(add|multiply|subtract|divide|exponential|maximum|minimum|select|compare|convert|broadcast|iota)[._\d]*$",),
+    ),
+    (C.REDUCTION, (r"reduce",)),
+    (
+        C.GATHER,
+        (
+            r"offsets_range",
+            r"find_long_segments",
+            r"linear_index",
+            r"linearize_index",
+            r"expand_into_jagged",
+            r"jagged",
+            r"bounds_check",
+            r"lengths_range",
+            r"invert_permute",
+        ),
+    ),
+)
+"""Classes in the order in which they are tried, each with the patterns that mean it (searched for, case kept)."""
 
 HLO_CATEGORIES: Final[Mapping[str, MeasuredClass]] = {
     "convolution fusion": C.MATMUL,
@@ -145,7 +452,7 @@ LAUNCHING_OPS: Final[tuple[tuple[str, MeasuredClass], ...]] = (
 )
 """Operators of PyTorch whose kernels are of their class, whatever library routine does the arithmetic."""
 
-_COMPILED: Final = tuple((re.compile(pattern), klass) for pattern, klass in KERNEL_NAMES)
+_COMPILED: Final = tuple((re.compile("|".join(patterns)), klass) for klass, patterns in KERNEL_NAMES)
 _OPS: Final = tuple((re.compile(pattern), klass) for pattern, klass in LAUNCHING_OPS)
 _KINDS: Final = tuple((re.compile(pattern, re.IGNORECASE), kind) for pattern, kind in COLLECTIVE_NAMES)
 

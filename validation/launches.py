@@ -17,8 +17,8 @@ _SLACK_S = 1e-9
 class Launches:
     """Links of a trace; every array has an entry an event, -1 where there is none.
 
-    `parent`: the host event that encloses a host event. `launch`: the runtime call of a device event. `op`: the innermost
-    framework operator around that call.
+    `parent`: the host event that encloses a host event. `launch`: the runtime call of a device event. `op`: the
+    innermost framework operator around that call.
     """
 
     parent: IntArray

@@ -45,8 +45,8 @@ class Matching:
 def match(measured: Sequence[Item], predicted: Sequence[Item]) -> Matching:
     """Pairs of items of one class, by these rules in turn, each on what the former left:
 
-    collectives by kind, message and group, then by kind; kernels by class, scope and shape; by class and scope where both
-    sides have the same number; by class and shape; at last by the order of classes, with gaps.
+    collectives by kind, message and group, then by kind; kernels by class, scope and shape; by class and scope where
+    both sides have the same number; by class and shape; at last by the order of classes, with gaps.
     """
     work = _Work(measured, predicted)
     work.by_key(lambda item: (item.kind, item.nbytes, item.group) if item.is_collective else None, "collective")

@@ -1,8 +1,10 @@
 """One model of a measured run, whichever profiler wrote it."""
 
+from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -50,8 +52,8 @@ class StepParts:
 class MeasuredRun:
     """Device work of one device of a trace, with its steps, classes and launches.
 
-    `work`: event indices of device work in order. `codes`: class of each, as an index into `MeasuredClass`. `step`: step
-    of each, -1 outside of all. `op`: host operator that launched it, -1 where unknown.
+    `work`: event indices of device work in order. `codes`: class of each, as an index into `MeasuredClass`. `step`:
+    step of each, -1 outside of all. `op`: host operator that launched it, -1 where unknown.
     """
 
     events: TraceEvents
@@ -116,7 +118,7 @@ class MeasuredRun:
         """Kernels by name, the dearest first, whole trace."""
         numbers = self.events.name[self.work]
         found: list[NamedKernel] = []
-        for number in np.unique(numbers).tolist():
+        for number in sorted(set(map(int, numbers))):
             places = np.nonzero(numbers == number)[0]
             total = float(self.duration_s[places].sum())
             found.append(NamedKernel(self.events.names[number], self.klass(int(places[0])), len(places), total))
@@ -161,16 +163,17 @@ class MeasuredRun:
 
     def mean_parts(self) -> StepParts:
         """The mean over the steps."""
-        names = StepParts.__slots__
-        return StepParts(*(float(np.mean([getattr(part, name) for part in self.parts])) for name in names))
+        return StepParts(*(float(np.mean(column)) for column in zip(*map(astuple, self.parts), strict=True)))
 
 
 def _neighbours(steps: tuple[Step, ...]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
     """Gaps between successive steps, each with the step before it."""
-    return [((a.end_s, b.start_s), (a.start_s, a.end_s)) for a, b in zip(steps, steps[1:], strict=False)]
+    return [((a.end_s, b.start_s), (a.start_s, a.end_s)) for a, b in pairwise(steps)]
 
 
-def _parts(window: tuple[float, float], compute: Intervals, talk: Intervals, both: Intervals, waits: Intervals) -> StepParts:
+def _parts(
+    window: tuple[float, float], compute: Intervals, talk: Intervals, both: Intervals, waits: Intervals
+) -> StepParts:
     low, high = window
     inside, spoken = clip(compute, low, high), clip(talk, low, high)
     busy, worked, talked = length(clip(both, low, high)), length(inside), length(spoken)
@@ -183,11 +186,11 @@ def _host_bound(run: MeasuredRun, busy: Intervals) -> Intervals:
     if not len(busy):
         return busy
     idle = gaps(busy, float(busy[0, 0]), float(busy[-1, 1]))
-    starts = run.start_s
+    starts: list[float] = run.start_s.tolist()
     launch = run.launches.launch[run.work]
     found: list[tuple[float, float]] = []
     for low, high in idle.tolist():
-        position = int(np.searchsorted(starts, high - 1e-12))
+        position = bisect_left(starts, high - 1e-12)
         if position < len(starts) and launch[position] >= 0:
             launched = float(run.events.start_s[launch[position]])
             if launched > low:
@@ -212,7 +215,9 @@ def measure(events: TraceEvents, *, device: int | None = None, step: str = "") -
     launches = find_launches(events)
     steps = find_steps(events, chosen, step)
     op = launches.op[work]
-    codes = np.array([_CODES.index(_class_of(events, int(w), int(o))) for w, o in zip(work, op, strict=True)], dtype=np.int64)
+    codes = np.array(
+        [_CODES.index(_class_of(events, int(w), int(o))) for w, o in zip(work, op, strict=True)], dtype=np.int64
+    )
     return MeasuredRun(
         events, chosen, steps.steps, steps.basis, work, codes, _assign(events, steps, work, launches), op, launches
     )

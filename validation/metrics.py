@@ -84,7 +84,7 @@ def error_stats(
         raise InputError("there are no rows to score")
     signed = errors(measured, predicted)
     size = np.abs(signed)
-    ranged = low is not None and high is not None
+    ranged = _ranged(measured, predicted, low, high)
     return ErrorStats(
         count=len(measured),
         mape=float(size.mean()),
@@ -95,18 +95,32 @@ def error_stats(
         weighted=float(np.abs(predicted - measured).sum() / measured.sum()),
         total=float(predicted.sum() / measured.sum() - 1.0),
         rank=rank_correlation(measured, predicted),
-        coverage=float(((measured >= low) & (measured <= high)).mean()) if ranged else None,
-        width=float(((high - low) / predicted).mean()) if ranged else None,
+        coverage=ranged[0],
+        width=ranged[1],
         interval=bootstrap_interval(size) if bootstrap and len(size) > 1 else None,
         rounding=float((rounding_s / measured).mean()) if rounding_s is not None else None,
     )
+
+
+def _ranged(
+    measured: FloatArray, predicted: FloatArray, low: FloatArray | None, high: FloatArray | None
+) -> tuple[float | None, float | None]:
+    """Coverage and mean relative width of the ranges."""
+    if low is None or high is None:
+        return None, None
+    inside = (measured >= low) & (measured <= high)
+    return float(inside.mean()), float(((high - low) / predicted).mean())
+
+
+def _mean(sample: FloatArray) -> float:
+    return float(sample.mean())
 
 
 def bootstrap_interval(values: FloatArray, figure: Callable[[FloatArray], float] | None = None) -> Interval:
     """The 95 % interval of `figure` (the mean if none is given) over resampled rows; the seed is fixed."""
     generator = np.random.default_rng(_SEED)
     resamples = _RESAMPLES if len(values) <= 2000 else 100
-    chosen = figure or (lambda sample: float(sample.mean()))
+    chosen = figure or _mean
     found = [chosen(values[generator.integers(0, len(values), len(values))]) for _ in range(resamples)]
     low, high = np.quantile(found, [0.025, 0.975])
     return Interval(float(low), float(high))

@@ -12,7 +12,9 @@ from stablecast.ir.trace_events import DEVICE_WORK, Category, TraceEvents
 
 IntArray = npt.NDArray[np.int64]
 
-STEP_NAMES: Final = re.compile(r"^(ProfilerStep#\d+|(train|eval|valid|test)?[ _]?(step|iteration|iter)[ _#:]*\d*)$", re.IGNORECASE)
+STEP_NAMES: Final = re.compile(
+    r"^(ProfilerStep#\d+|(train|eval|valid|test)?[ _]?(step|iteration|iter)[ _#:]*\d*)$", re.IGNORECASE
+)
 """Annotations that mark a whole step."""
 
 MARKS: Final = (
@@ -51,8 +53,8 @@ class Steps:
 def find_steps(events: TraceEvents, device: int, name: str = "") -> Steps:
     """The steps of the run on `device`.
 
-    `name`: an annotation to go by; without it whole-step annotations come first, then XLA modules, marks that occur once
-    a step, and repetition of the kernels' order. Where nothing repeats, the device's whole activity is one step.
+    `name`: an annotation to go by; without it whole-step annotations come first, then XLA modules, marks that occur
+    once a step, and repetition of the kernels' order. Where nothing repeats, the device's whole activity is one step.
     Raises `InputError` where `name` is not in the trace.
     """
     if name:
@@ -72,13 +74,19 @@ def find_steps(events: TraceEvents, device: int, name: str = "") -> Steps:
 
 def _spans(events: TraceEvents, indices: IntArray) -> tuple[Step, ...]:
     return tuple(
-        Step(events.name_of(index), float(events.start_s[index]), float(events.end_s[index])) for index in indices.tolist()
+        Step(events.name_of(index), float(events.start_s[index]), float(events.end_s[index]))
+        for index in indices.tolist()
     )
 
 
 def _annotated(events: TraceEvents) -> Steps | None:
     names = np.array([STEP_NAMES.match(name) is not None for name in events.names], dtype=np.bool_)
-    mask = names[events.name] & events.is_a(Category.ANNOTATION, Category.OTHER) & ~events.on_device & (events.duration_s > 0)
+    mask = (
+        names[events.name]
+        & events.is_a(Category.ANNOTATION, Category.OTHER)
+        & ~events.on_device
+        & (events.duration_s > 0)
+    )
     indices = _outermost(events, np.nonzero(mask)[0])
     work = events.start_s[events.on_device & events.is_a(*DEVICE_WORK)]
     launches = events.is_a(Category.RUNTIME)
@@ -141,7 +149,9 @@ def _marked(events: TraceEvents) -> Steps | None:
         starts = events.start_s[indices]
         last = float(events.end_s[events.on_device | events.is_a(Category.RUNTIME)].max())
         ends = np.append(starts[1:], max(last, float(events.end_s[indices[-1]])))
-        steps = tuple(Step(f"step {number}", float(a), float(b)) for number, (a, b) in enumerate(zip(starts, ends, strict=True)))
+        steps = tuple(
+            Step(f"step {number}", float(a), float(b)) for number, (a, b) in enumerate(zip(starts, ends, strict=True))
+        )
         return Steps(steps, f"from one {events.name_of(int(indices[0]))} to the next", True)
     return None
 
@@ -157,7 +167,9 @@ def _repeated(events: TraceEvents, device: int) -> Steps | None:
     starts = kernels[first::period]
     begins = events.start_s[starts]
     ends = np.append(begins[1:], float(events.end_s[kernels].max()))
-    steps = tuple(Step(f"step {number}", float(a), float(b)) for number, (a, b) in enumerate(zip(begins, ends, strict=True)))
+    steps = tuple(
+        Step(f"step {number}", float(a), float(b)) for number, (a, b) in enumerate(zip(begins, ends, strict=True))
+    )
     return Steps(steps, f"repetition of {period} kernels", False)
 
 

@@ -80,7 +80,7 @@ def make_options(
 ) -> "Options":
     """The choices of a prediction."""
     from stablecast._predict import Options, parse_pairs
-    from stablecast.frontends.script import ArgumentOptions
+    from stablecast.frontends.arguments import ArgumentOptions
 
     return Options(
         backend,

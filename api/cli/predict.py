@@ -115,7 +115,7 @@ def capture(
     """Keep a program as one small file that every command reads, with no need of the script or its packages."""
     from stablecast._capture import load
     from stablecast._predict import parse_pairs
-    from stablecast.frontends.script import ArgumentOptions
+    from stablecast.frontends.arguments import ArgumentOptions
     from stablecast.ir import capture_file
 
     opt.writable(output)

@@ -12,11 +12,12 @@ class Issuer:
     """A rank's nodes: what is ready, what is under way, what is left.
 
     `start(issuer, index)` is called for each node issued. `issued`: collectives by group, for error messages.
+    `events`: (time, "issue" or "callback", node) where `keep` is set.
     """
 
     __slots__ = (
-        "_busy", "_children", "_ready", "_slots", "_waits", "active", "finished_at", "issued", "left", "program",
-        "rank", "start", "steps",
+        "_busy", "_children", "_ready", "_slots", "_waits", "active", "events", "finished_at", "issued", "keep", "left",
+        "program", "rank", "start", "steps",
     )
 
     def __init__(self, rank: int, program: RankProgram, start: Callable[["Issuer", int], None]) -> None:
@@ -30,12 +31,14 @@ class Issuer:
         self.active: set[int] = set()
         self.finished_at = -1
         self.issued: dict[int, list[Step]] = {}
+        self.keep = False
+        self.events: list[tuple[int, str, int]] = []
         for index, count in enumerate(self._waits):
             if count == 0:
                 heappush(self._ready[self._slots[index]], index)
 
-    def issue(self) -> int:
-        """Issue whatever can be; the answer has bit `1 << slot` set for each slot it filled."""
+    def issue(self, now: int) -> int:
+        """Issue whatever can be at `now`; the answer has bit `1 << slot` set for each slot it filled."""
         cpu, compute, comm, free = self._ready
         busy = self._busy
         filled = 0
@@ -56,6 +59,8 @@ class Issuer:
                 busy[slot] = True
             filled |= 1 << slot
             self.active.add(best)
+            if self.keep:
+                self.events.append((now, "issue", best))
             self.start(self, best)
 
     def release(self, index: int, now: int) -> int:
@@ -64,6 +69,8 @@ class Issuer:
         if slot != 3:
             self._busy[slot] = False
         self.active.discard(index)
+        if self.keep:
+            self.events.append((now, "callback", index))
         self.left -= 1
         if self.left == 0:
             self.finished_at = now

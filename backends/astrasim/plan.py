@@ -15,6 +15,17 @@ DEFAULT_DIMS: Final = 4
 """Dimensions that a collective without `involved_dim` covers."""
 
 
+class StuckError(InputError):
+    """Chunks of a collective wait for one another in different dimensions; `rank` is one that never ends."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(
+            f"rank {rank} never ends: chunks wait for one another in different dimensions",
+            "raise active-chunks-per-dimension to preferred-dataset-splits",
+        )
+        self.rank = rank
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """One algorithm over one dimension: `nbytes` a rank holds when it begins."""

@@ -80,10 +80,11 @@ class Replay:
         self.issuers = [Issuer(rank, program, self._start) for rank, program in enumerate(programs)]
         self._counters: list[dict[int, int]] = [{} for _ in programs]
 
-    def run(self) -> list[Issuer]:
-        """Serve all events; ranks whose `finished_at` is -1 never ended."""
+    def run(self, keep: bool = False) -> list[Issuer]:
+        """Serve all events; ranks whose `finished_at` is -1 never ended. With `keep` each has its events."""
         for issuer in self.issuers:
-            issuer.issue()
+            issuer.keep = keep
+            issuer.issue(0)
         self.machine.queue.run()
         return self.issuers
 
@@ -92,8 +93,9 @@ class Replay:
 
     def _end(self, key: tuple[int, int]) -> None:
         issuer = self.issuers[key[0]]
-        issuer.release(key[1], self.machine.queue.now)
-        issuer.issue()
+        now = self.machine.queue.now
+        issuer.release(key[1], now)
+        issuer.issue(now)
 
     def _start(self, issuer: Issuer, index: int) -> None:
         step, rank = issuer.steps[index], issuer.rank

@@ -7,6 +7,7 @@ Start at `run` (a .cfg and a topology to report files), `evaluate` (one layer), 
 from stablecast.backends.systolic.config import SparsityConfig, SramBanks, SystolicConfig, read_config
 from stablecast.backends.systolic.corrected import CORRECTIONS, Estimate, Memory, estimate
 from stablecast.backends.systolic.cycles import compute_cycles, partitioned_cycles
+from stablecast.backends.systolic.energy import Energy, energy
 from stablecast.backends.systolic.geometry import DATAFLOWS, Dataflow
 from stablecast.backends.systolic.layers import Layer, LayerKind
 from stablecast.backends.systolic.layout import Layout, read_layout
@@ -21,6 +22,7 @@ __all__ = [
     "DATAFLOWS",
     "Compat",
     "Dataflow",
+    "Energy",
     "Estimate",
     "Layer",
     "LayerKind",
@@ -33,6 +35,7 @@ __all__ = [
     "SystolicConfig",
     "Topology",
     "compute_cycles",
+    "energy",
     "estimate",
     "evaluate",
     "evaluate_table",

@@ -43,7 +43,8 @@ class SystolicConfig:
     `mode` CALC estimates the DRAM bandwidth a stall-free run needs, USER stalls at the given one. In compatibility
     mode the first of `bandwidths` is the output's and the reads use `ifmap.bandwidth` and `filter.bandwidth`, as
     SCALE-Sim does even without a layout; corrected, `bandwidths` are those of ifmap, filter and ofmap (one: all three).
-    `notes` lists what a file asked for and is not supported, or was defaulted.
+    `dram_latency` cycles stand before each fold's first word in the corrected mode. `notes` lists what a file asked
+    for and is not supported, or was defaulted.
     """
 
     rows: int
@@ -62,7 +63,7 @@ class SystolicConfig:
     sparsity: SparsityConfig = SparsityConfig()
     run_name: str = "scale_run"
     topology: str = ""
-    dram_trace_latency: bool = False
+    dram_latency: int = 0
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -94,6 +95,8 @@ class SystolicConfig:
         return first, second, third
 
 
+# an assumption: about 100 ns at 1 GHz
+_ASSUMED_DRAM_LATENCY = 100
 _IGNORED = {
     "memorybanks": "has no effect on cycles (nor in SCALE-Sim)",
     "onchipmemorybanks": "has no effect on cycles (nor in SCALE-Sim)",
@@ -192,9 +195,12 @@ def read_config(path: str | Path) -> SystolicConfig:
     notes: list[str] = []
     bandwidths = keys.numbers("Bandwidth", 10, 1)
     mode: BandwidthMode = "USER" if keys.choice("InterfaceBandwidth", "CALC", ("CALC", "USER")) == "USER" else "CALC"
-    dram_latency = keys.flag("UseRamulatorTrace")
-    if dram_latency:
-        notes.append("UseRamulatorTrace: Ramulator is not called; DRAM requests take no extra cycles in these reports")
+    ramulator = keys.flag("UseRamulatorTrace")
+    if ramulator:
+        notes.append(
+            "UseRamulatorTrace: Ramulator is not called; the corrected mode assumes a DRAM latency of "
+            f"{_ASSUMED_DRAM_LATENCY} cycles per fold, the compatibility mode none"
+        )
     config = SystolicConfig(
         rows=keys.number("ArrayHeight", None, 1),
         cols=keys.number("ArrayWidth", None, 1),
@@ -212,9 +218,9 @@ def read_config(path: str | Path) -> SystolicConfig:
         sparsity=_sparsity(keys),
         run_name=_run_name(keys, path),
         topology=keys.text("TopologyCsvLoc", ""),
-        dram_trace_latency=dram_latency,
+        dram_latency=_ASSUMED_DRAM_LATENCY if ramulator else 0,
     )
-    notes.extend(_leftovers(keys, dram_latency))
+    notes.extend(_leftovers(keys, ramulator))
     return replace(config, notes=tuple(notes))
 
 
@@ -248,11 +254,11 @@ def _sparsity(keys: _Keys) -> SparsityConfig:
     )
 
 
-def _leftovers(keys: _Keys, dram_latency: bool) -> list[str]:
+def _leftovers(keys: _Keys, ramulator: bool) -> list[str]:
     notes: list[str] = []
     for low, (key, value, line) in keys.found.items():
         if low in _REQUEST_BUFFERS:
-            if dram_latency:
+            if ramulator:
                 notes.append(f"{key} (line {line}): not modelled")
             continue
         reason = _IGNORED.get(low, f"= {value} is not supported")

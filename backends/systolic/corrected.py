@@ -18,9 +18,11 @@ from stablecast.backends.systolic.cycles import (
     FoldArrays,
     Ints,
     fold_arrays,
+    from_one,
     mapping_efficiencies,
 )
 from stablecast.backends.systolic.geometry import IntArray
+from stablecast.ir.errors import InputError
 
 CORRECTIONS: dict[str, str] = {
     "full-last-cycle": "total cycles are folds x lines; SCALE-Sim reports the index of the last cycle, one less",
@@ -38,7 +40,10 @@ CORRECTIONS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """SRAM capacities in words and DRAM bandwidths in words per cycle; infinite bandwidth means no stalls."""
+    """SRAM capacities in words and DRAM bandwidths in words per cycle; infinite bandwidth means no stalls.
+
+    `latency` cycles pass between asking DRAM for a fold's words and the first of them.
+    """
 
     ifmap_words: int
     filter_words: int
@@ -46,6 +51,18 @@ class Memory:
     ifmap_bandwidth: float = np.inf
     filter_bandwidth: float = np.inf
     ofmap_bandwidth: float = np.inf
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.ifmap_words, self.filter_words, self.ofmap_words) < 0:
+            raise InputError(
+                f"SRAM sizes {self.ifmap_words}, {self.filter_words}, {self.ofmap_words}", "allowed: from 0"
+            )
+        if not min(self.ifmap_bandwidth, self.filter_bandwidth, self.ofmap_bandwidth) > 0:
+            rates = f"{self.ifmap_bandwidth}, {self.filter_bandwidth}, {self.ofmap_bandwidth}"
+            raise InputError(f"bandwidths {rates}", "allowed: above 0, infinite for no limit")
+        if not self.latency >= 0:
+            raise InputError(f"DRAM latency {self.latency}", "allowed: cycles from 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +102,7 @@ class _Traffic:
     out_reads: FloatArray
     row_bandwidth: FloatArray
     col_bandwidth: FloatArray
+    latency: float
 
 
 def estimate(
@@ -107,7 +125,7 @@ def estimate(
     fetch each word once a pass; else a pass fetches every window anew, which bounds the real traffic from above.
     """
     folds = fold_arrays(m, n, k, array_rows, array_cols, dataflow)
-    times = np.asarray(batch, dtype=np.int64)
+    times = from_one("batch", batch)
     macs = np.asarray(m, np.int64) * np.asarray(n, np.int64) * np.asarray(k, np.int64)
     whole = np.asarray(m, np.int64) * np.asarray(k, np.int64)
     distinct = whole if ifmap_distinct is None else np.asarray(ifmap_distinct, np.int64)
@@ -184,6 +202,7 @@ def _traffic(folds: FoldArrays, memory: Memory, distinct: IntArray, band: IntArr
         out_reads=(out_words * np.where(spills, folds.row_folds - 1, 0)).astype(np.float64),
         row_bandwidth=np.where(row_is_ifmap, memory.ifmap_bandwidth, memory.filter_bandwidth),
         col_bandwidth=np.where(row_is_ifmap, memory.filter_bandwidth, memory.ifmap_bandwidth),
+        latency=memory.latency,
     )
 
 
@@ -212,9 +231,10 @@ def _column(
     col_words, passes = traffic.col_pass * share, traffic.col_passes
 
     def fold(height: IntArray, opens: bool) -> FloatArray:
-        row = np.where(fetches_rows, traffic.row_pass * height / folds.sr, 0.0) / traffic.row_bandwidth
-        os_words = np.where(opens | (passes > 1), col_words, 0.0)
-        col = np.where(folds.is_os, os_words, col_words * height / folds.sr) / traffic.col_bandwidth
+        row = np.where(fetches_rows, traffic.latency + traffic.row_pass * height / folds.sr / traffic.row_bandwidth, 0)
+        words = np.where(folds.is_os, col_words, col_words * height / folds.sr)
+        fetches_cols = ~folds.is_os | opens | (passes > 1)
+        col = np.where(fetches_cols, traffic.latency + words / traffic.col_bandwidth, 0)
         return np.maximum(lines, np.ceil(np.maximum(row, col)))
 
     height = np.minimum(folds.rows, folds.sr)
@@ -231,4 +251,4 @@ def _fill_cycles(folds: FoldArrays, traffic: _Traffic) -> FloatArray:
     row = traffic.row_pass * height / folds.sr / traffic.row_bandwidth
     down = np.where(folds.is_os, 1.0, height / folds.sr)
     col = traffic.col_pass * down * width / folds.sc / traffic.col_bandwidth
-    return np.ceil(np.maximum(row, col))
+    return np.ceil(traffic.latency + np.maximum(row, col))

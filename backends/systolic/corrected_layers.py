@@ -22,9 +22,11 @@ def product_of(layer: Layer) -> tuple[int, int, int, int]:
 
 
 def memory_of(config: SystolicConfig) -> Memory:
-    """SRAMs and bandwidths of a configuration; CALC has no bandwidth limit."""
+    """SRAMs, bandwidths and latency of a configuration; CALC has no bandwidth limit and no latency."""
     words = (1024 * config.ifmap_kb, 1024 * config.filter_kb, 1024 * config.ofmap_kb)
-    return Memory(*words) if config.mode == "CALC" else Memory(*words, *config.operand_bandwidths)
+    if config.mode == "CALC":
+        return Memory(*words)
+    return Memory(*words, *config.operand_bandwidths, latency=config.dram_latency)
 
 
 def evaluate_corrected(layer: Layer, config: SystolicConfig) -> LayerReport:

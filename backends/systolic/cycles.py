@@ -51,12 +51,18 @@ def dataflow_masks(dataflow: Dataflows) -> tuple[npt.NDArray[np.bool_], npt.NDAr
     return is_os, is_ws
 
 
+def from_one(name: str, value: Ints) -> IntArray:
+    """`value` as an array; InputError that names it if one is below 1."""
+    array = np.asarray(value, dtype=np.int64)
+    if array.size and int(array.min()) < 1:
+        raise InputError(f"{name} = {int(array.min())}", "allowed: whole numbers from 1")
+    return array
+
+
 def fold_arrays(m: Ints, n: Ints, k: Ints, rows: Ints, cols: Ints, dataflow: Dataflows) -> FoldArrays:
     """Folds of M x K by K x N products; all arguments broadcast against each other. Sizes start at 1."""
-    m_, n_, k_, rows_, cols_ = (np.asarray(value, dtype=np.int64) for value in (m, n, k, rows, cols))
-    for name, values in (("m", m_), ("n", n_), ("k", k_), ("array rows", rows_), ("array cols", cols_)):
-        if values.size and int(values.min()) < 1:
-            raise InputError(f"{name} = {int(values.min())}", "allowed: whole numbers from 1")
+    m_, n_, k_ = (from_one(name, value) for name, value in (("m", m), ("n", n), ("k", k)))
+    rows_, cols_ = from_one("array rows", rows), from_one("array cols", cols)
     is_os, is_ws = dataflow_masks(dataflow)
     if not is_os.ndim:
         sr, sc, t = (m_, n_, k_) if is_os else (k_, n_, m_) if is_ws else (k_, m_, n_)
@@ -85,7 +91,7 @@ def compute_cycles(
     folds = fold_arrays(m, n, k, array_rows, array_cols, dataflow)
     lines = folds.t + 2 * folds.rows + folds.cols - 2
     count = folds.row_folds * folds.col_folds
-    times = np.asarray(batch, dtype=np.int64)
+    times = from_one("batch", batch)
     if compat is None:
         return times * (count * lines)
     if compat != "scalesim-3.0":
@@ -112,10 +118,8 @@ def partitioned_cycles(
     Formula of SCALE-Sim v3's multi-core mode: (2R + C + T / P_t - 2) x (F_r / P_r) x (F_c / P_c), each rounded up.
     """
     folds = fold_arrays(m, n, k, array_rows, array_cols, dataflow)
-    rows, cols, steps = (np.asarray(value, dtype=np.int64) for value in (row_parts, col_parts, step_parts))
-    for name, values in (("row_parts", rows), ("col_parts", cols), ("step_parts", steps)):
-        if values.size and int(values.min()) < 1:
-            raise InputError(f"{name} = {int(values.min())}", "allowed: whole numbers from 1")
+    rows, cols = from_one("row_parts", row_parts), from_one("col_parts", col_parts)
+    steps = from_one("step_parts", step_parts)
     lines = -(-folds.t // steps) + 2 * folds.rows + folds.cols - 2
     return lines * -(-folds.row_folds // rows) * -(-folds.col_folds // cols)
 

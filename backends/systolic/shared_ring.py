@@ -12,6 +12,7 @@ from stablecast.backends.systolic.ring import EventChunk, Ring, merge_lines
 
 _CHUNK_WORDS = 1 << 20
 _KEPT_WORDS = 24 << 20
+_RENUMBER_AT = 1_000_000_000
 
 
 class _PrefetchOrder:
@@ -93,7 +94,7 @@ class _SharedWindow:
                 lines = np.repeat(np.arange(line, line + count, dtype=np.int32), ring.per_line)
                 self._newest[words] = lines[: len(words)]
             line += count
-            if lap > 1_000_000_000 // ring.lines:
+            if lap > _RENUMBER_AT // ring.lines:
                 self._restart()
                 return
 

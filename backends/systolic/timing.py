@@ -31,27 +31,36 @@ def run_clock(
     ifmap_at: dict[int, int] = {}
     filter_at: dict[int, int] = {}
     ofmap_at: dict[int, int] = {}
-    watched = sorted({*watch, last_line})
-    position = 0
-    while position < len(watched):
-        line = limit = watched[position]
-        if ifmap is not None:
-            line = ifmap.next_late(stall, line)
-        if filters is not None:
-            line = filters.next_late(stall, line)
-        waited, wait = ofmap.advance(line, stall)
-        if waited >= 0:
-            stall += wait
-            continue
-        cycle = line + stall
-        ready_ifmap = ifmap.serve(line, stall) if ifmap is not None else cycle + 1
-        ready_filter = filters.serve(line, stall) if filters is not None else cycle + 1
-        waited, wait = ofmap.advance(line + 1, stall)
-        written = cycle + wait
-        if line == limit:
-            ifmap_at[line], filter_at[line], ofmap_at[line] = ready_ifmap, ready_filter, written
-            position += 1
-        stall = max(ready_ifmap, ready_filter, written + 1) - line - 1
+    advance = ofmap.advance
+    for limit in sorted({*watch, last_line}):
+        # an event that could stall stays a stop until its line is served: later stalls only make it harmless
+        next_ifmap = limit if ifmap is None else ifmap.next_late(stall, limit)
+        next_filter = limit if filters is None else filters.next_late(stall, limit)
+        while True:
+            line = min(next_ifmap, next_filter)
+            waited, wait = advance(line, stall)
+            if waited >= 0:
+                stall += wait
+                continue
+            if line == limit:
+                break
+            waited, wait = advance(line + 1, stall)
+            ready = line + stall + wait + 1
+            if line == next_ifmap and ifmap is not None:
+                ready = max(ready, ifmap.serve(line, stall))
+            if line == next_filter and filters is not None:
+                ready = max(ready, filters.serve(line, stall))
+            later = ready - line - 1
+            if line == next_ifmap and ifmap is not None:
+                next_ifmap = ifmap.next_late(later, limit)
+            if line == next_filter and filters is not None:
+                next_filter = filters.next_late(later, limit)
+            stall = later
+        ifmap_at[limit] = limit + stall + 1 if ifmap is None else ifmap.serve(limit, stall)
+        filter_at[limit] = limit + stall + 1 if filters is None else filters.serve(limit, stall)
+        waited, wait = advance(limit + 1, stall)
+        ofmap_at[limit] = limit + stall + wait
+        stall = max(ifmap_at[limit], filter_at[limit], ofmap_at[limit] + 1) - limit - 1
     total = ofmap_at[last_line]
     for clock in (ifmap, filters):
         if clock is not None:

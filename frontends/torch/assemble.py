@@ -163,6 +163,8 @@ def _versions() -> dict[str, str]:
 
 def _notes(session: Session, emitted: Emitted, more: Sequence[str]) -> tuple[str, ...]:
     found = [*more, *session.recorder.notes]
+    if session.rewriter.early_reads:
+        found.append(f"{session.rewriter.early_reads} value(s) that were read while building are taken as 0")
     if session.axes:
         found.append(f"the program of rank {session.rank} of {session.world}; shapes are those of one device")
     if session.device.startswith("cuda"):

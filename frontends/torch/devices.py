@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stablecast.frontends.torch.places import in_library, user_frame
-from stablecast.frontends.torch.private import TorchFunctionMode, torch
+from stablecast.frontends.torch.private import DATA_DEPENDENT, TorchFunctionMode, torch
 from stablecast.frontends.torch.streams import Timeline, classes, stream_context
 from stablecast.ir.errors import InputError
 
@@ -41,6 +41,7 @@ class Rewriter(TorchFunctionMode):
         self.device = device
         self.attention = attention
         self.timeline = timeline
+        self.early_reads = 0
         tensor = torch.Tensor
         self._reads = {tensor.item, tensor.__bool__, tensor.__float__, tensor.__int__, tensor.__index__, tensor.tolist}
         self._handlers: dict[Any, Callable[..., Any]] = {
@@ -66,8 +67,10 @@ class Rewriter(TorchFunctionMode):
         tensor = args[0]
         recorder = self.timeline.recorder
         local = getattr(tensor, "_local_tensor", tensor)
-        if recorder is None or getattr(local, "constant", None) is not None or in_library("optim", "amp"):
+        if getattr(local, "constant", None) is not None or (recorder is not None and in_library("optim", "amp")):
             return func(*args, **kwargs)
+        if recorder is None:
+            return self._read_early(func, args, kwargs)
         file, line = user_frame()
         where = f"{file}:{line}: " if file else ""
         if func is torch.Tensor.item and tensor.dtype.is_floating_point:
@@ -83,6 +86,17 @@ class Rewriter(TorchFunctionMode):
             f"{where}{what}() reads the value of a tensor, which a capture without data cannot know",
             "use torch.where in place of a branch, a fixed shape in place of a count, or move the read out of the step",
         )
+
+    def _read_early(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Reads before the step, such as those of initialisers: the values have no say in what the step does."""
+        try:
+            return func(*args, **kwargs)
+        except DATA_DEPENDENT:
+            self.early_reads += 1
+        dtype = args[0].dtype
+        if func is torch.Tensor.__bool__ or dtype == torch.bool:
+            return False
+        return 0.0 if dtype.is_floating_point and func not in (torch.Tensor.__int__, torch.Tensor.__index__) else 0
 
     def _attention(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What CUDA would choose: flash for 16-bit without a mask, else the memory-efficient kernel."""

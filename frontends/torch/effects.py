@@ -28,7 +28,7 @@ HIDDEN_WRITES: Mapping[str, tuple[int, ...]] = {
 """Ops that update arguments without saying so in their schema: positions of those."""
 
 STAND_IN = 1.0
-"""What an optimiser's or scaler's own host read is answered with: the counter of a first step."""
+"""What an optimiser's own host read is answered with: the counter of a first step."""
 
 
 def handler_of(namespace: str, name: str, functional: str, is_view: bool) -> Callable[..., Any]:
@@ -164,10 +164,15 @@ def host_read(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> An
     rec.alias(tensor)
     if not in_library("optim", "amp"):
         raise rec.dynamic("the value of a tensor is read on the host (.item(), bool(), float(), int() or .tolist())")
-    rec.note("counters that the optimiser reads on the host have the value of a first step")
     rec.syncs.append(max(0, len(rec.calls) - 1))
+    if in_library("amp"):
+        rec.note("every gradient is taken to be finite, so that the loss scaler lets the optimiser step")
+        value = 0.0
+    else:
+        rec.note("counters that the optimiser reads on the host have the value of a first step")
+        value = STAND_IN
     dtype = tensor.dtype
-    return True if dtype == torch.bool else STAND_IN if dtype.is_floating_point else int(STAND_IN)
+    return bool(value) if dtype == torch.bool else value if dtype.is_floating_point else int(value)
 
 
 def rebind(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> Any:

@@ -43,6 +43,7 @@ def capture_hf(
     if dtype.lower() not in {*DTYPES, *DTYPES.values()}:
         raise InputError(f"unknown dtype '{dtype}'", near_names(dtype, DTYPES))
     config, source = read_config(config_path)
+    load("transformers.masking_utils")
     axes = hf_parallel.axes_of(parallel)
     session = Session(axes, rank, device, attention)
     kind = getattr(torch, DTYPES.get(dtype.lower(), dtype.lower()))
@@ -52,7 +53,7 @@ def capture_hf(
         given = inputs_for(made, config, batch, seq, mode, kind)
         run = _step(made, mode, session, optimizer)
         session.names.add(made, device)
-        assemble.batch_names(session, list(given.values()), list(given))
+        assemble.batch_names(session, list(map(_plain, given.values())), list(given))
         out = session.record(lambda: run(given))
         return assemble.workload(session, out, source, type(made).__name__)
 
@@ -135,6 +136,7 @@ def without_init() -> Iterator[None]:
 
 def inputs_for(model: Any, config: Any, batch: int, seq: int, mode: str, dtype: Any) -> dict[str, Any]:
     """The batch that a model takes, by name."""
+    model = getattr(model, "module", model)
     if model.main_input_name == "pixel_values":
         size = config.image_size
         height, width = (size, size) if isinstance(size, int) else size
@@ -177,7 +179,7 @@ def _cache(model: Any, config: Any, batch: int, seq: int, dtype: Any) -> Any:
 
 def _step(model: Any, mode: str, session: Session, optimizer: Callable[[Any], Any] | None) -> Callable[[dict[str, Any]], Any]:
     if mode == "train":
-        made = optimizer(model.parameters()) if optimizer is not None else torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        made = optimizer(model.parameters()) if optimizer is not None else _adamw(model)
         session.prepare((model, made))
 
         def train(given: dict[str, Any]) -> Any:
@@ -200,6 +202,20 @@ def _step(model: Any, mode: str, session: Session, optimizer: Callable[[Any], An
     return infer
 
 
+def _adamw(model: Any) -> Any:
+    """Fused AdamW; distributed and plain parameters cannot share one launch, so they are groups of their own."""
+    groups: dict[str, list[Any]] = {}
+    for param in model.parameters():
+        groups.setdefault(type(param).__name__, []).append(param)
+    return torch.optim.AdamW([{"params": params} for params in groups.values()], lr=1e-4, fused=True)
+
+
+def _plain(held: Any) -> Any:
+    """A cache as pairs of tensors."""
+    layers = getattr(held, "layers", None)
+    return held if layers is None else [(layer.keys, layer.values) for layer in layers]
+
+
 def _outputs(out: Any, mode: str) -> Any:
     """Logits (or the last hidden state), and with them the cache where one is kept."""
     first = getattr(out, "logits", None)
@@ -207,8 +223,7 @@ def _outputs(out: Any, mode: str) -> Any:
     cache = getattr(out, "past_key_values", None)
     if mode == "forward" or cache is None:
         return first
-    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
-    return first, [(layer.keys, layer.values) for layer in layers]
+    return first, _plain(getattr(cache, "self_attention_cache", cache))
 
 
 def _parameters(model: Any) -> Mapping[str, Any]:

@@ -56,10 +56,8 @@ def shard(model: Any, mesh: Any) -> None:
 
 
 def data_parallel(model: Any, mesh: Any) -> Any:
-    """DDP, whose buckets are reduced by a hook, since a fake group's work has no future."""
-    from stablecast.frontends.torch.private import ddp
-
-    return ddp(model, mesh)
+    """DDP."""
+    return load("torch.nn.parallel").DistributedDataParallel(model, process_group=mesh.get_group())
 
 
 def tensor_parallel(model: Any, mesh: Any) -> None:

@@ -218,6 +218,61 @@ def engine_patches(mode: Any) -> list[tuple[Any, str, Any]]:
     return [(graph, "_engine_run_backward", run), (torch.autograd, "_engine_run_backward", run)]
 
 
+def ddp_patches() -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in): `DistributedDataParallel` under a fake process group.
+
+    Nothing is checked or sent between ranks at construction; the fake group's work has no future, so a hook reduces
+    each bucket; buckets are those that torch makes after a first step: gradients in the order in which they arrive.
+    """
+    dist = load("torch.distributed")
+    ddp = load("torch.nn.parallel").DistributedDataParallel
+    original, assign, register = ddp.__init__, dist._compute_bucket_assignment_by_size, ddp.register_comm_hook
+    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 << 20]
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        cap = kwargs.get("bucket_cap_mb")
+        limits[1] = int((25 if cap is None else cap) * (1 << 20))
+        original(self, *args, **{**kwargs, "init_sync": False})
+        # torch accepts a hook's annotations only if they are its own classes
+        _reduce_bucket.__annotations__.clear()
+        register(self, self.process_group, _reduce_bucket)
+
+    def hook(self: Any, state: Any, function: Any) -> None:
+        raise ToolError("a communication hook of the user's own cannot be captured under DDP", "leave register_comm_hook out")
+
+    def buckets(parameters: Any, _: Any, sparse: Any = ()) -> Any:
+        last = len(parameters) - 1
+        found, sizes = assign(list(reversed(parameters)), limits, list(reversed(sparse)))
+        return [[last - index for index in bucket] for bucket in reversed(found)], list(reversed(sizes))
+
+    return [
+        (ddp, "__init__", init),
+        (ddp, "register_comm_hook", hook),
+        (dist, "_compute_bucket_assignment_by_size", buckets),
+    ]
+
+
+def _reduce_bucket(group: Any, bucket: Any) -> Any:
+    tensor = bucket.buffer()
+    tensor.div_(group.size())
+    load("torch.distributed").all_reduce(tensor, group=group, async_op=True)
+    future = torch.futures.Future()
+    future.set_result(tensor)
+    return future
+
+
+def engine_patches(mode: Any) -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in): the backward pass may run user code again (checkpoints, hooks), under `mode` as before."""
+    graph = load("torch.autograd.graph")
+    original = graph._engine_run_backward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return original(*args, **kwargs)
+
+    return [(graph, "_engine_run_backward", run), (torch.autograd, "_engine_run_backward", run)]
+
+
 def ddp(model: Any, mesh: Any, bucket_mb: float | None = None) -> Any:
     """`DistributedDataParallel` under a fake process group.
 
@@ -239,3 +294,19 @@ def ddp(model: Any, mesh: Any, bucket_mb: float | None = None) -> Any:
 
     made.register_comm_hook(None, reduce)
     return made
+
+
+def transformers_patches(timeline: Any) -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in): transformers reads on the host whether sequences are packed; a batch here is not."""
+    import sys
+
+    masks = sys.modules.get("transformers.masking_utils")
+    if masks is None:
+        return []
+    original = masks.find_packed_sequence_indices
+
+    def find(position_ids: Any) -> None:
+        original(position_ids)
+        timeline.synchronise()
+
+    return [(masks, "find_packed_sequence_indices", find)]

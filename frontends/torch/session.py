@@ -42,12 +42,12 @@ class Session:
         if self.rank >= self.world:
             raise InputError(f"rank {self.rank} is outside a mesh of {self.world} devices")
         replaced = patches(self.device, self.timeline) + private.module_patches()
-        replaced += private.engine_patches(self.rewriter)
+        replaced += private.engine_patches(self.rewriter) + private.transformers_patches(self.timeline)
         if self.device.startswith("cuda"):
             replaced += private.foreach_patches()
         if self.axes:
             private.fake_process_group(self.rank, self.world)
-            replaced += private.mesh_patches()
+            replaced += private.mesh_patches() + private.ddp_patches()
         with contextlib.ExitStack() as stack:
             if self.axes:
                 stack.callback(private.end_process_group)

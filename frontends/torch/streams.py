@@ -31,6 +31,12 @@ class Timeline:
         self.names.append(name)
         return len(self.names) - 1
 
+    def event(self) -> "Event":
+        """A new event of this timeline."""
+        made = Event()
+        made.timeline = self
+        return made
+
     def last(self, stream: int) -> int:
         """The last call issued on a stream, -1 if there is none."""
         return self._last.get(stream, -1)
@@ -72,7 +78,7 @@ class Stream:
         self.line.wait(self.number, event.call)
 
     def record_event(self, event: "Event | None" = None) -> "Event":
-        made = event if event is not None else Event()
+        made = event if event is not None else self.line.event()
         made.record(self)
         return made
 

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class EventBuilder:
         number = self._streams.get(key)
         if number is None:
             taken = self.stream_names
-            wanted = key[-1] if isinstance(key, tuple) else key
+            wanted: Any = cast("tuple[Any, ...]", key)[-1] if isinstance(key, tuple) else key
             number = wanted if isinstance(wanted, int) and wanted not in taken else 1_000_000_000 + len(self._streams)
             self._streams[key] = number
             taken[number] = name or str(wanted)
@@ -86,7 +86,14 @@ class EventBuilder:
         self._nbytes.append(nbytes)
 
     def build(
-        self, *, rank: int = 0, device: str = "", source: str = "", epoch_s: float = 0.0, damage: str = "", skipped: int = 0
+        self,
+        *,
+        rank: int = 0,
+        device: str = "",
+        source: str = "",
+        epoch_s: float = 0.0,
+        damage: str = "",
+        skipped: int = 0,
     ) -> TraceEvents:
         """The events in order of their start, the longer first where two start together; the first starts at 0."""
         start = np.frombuffer(self._start, dtype=np.float64) if len(self) else np.zeros(0)

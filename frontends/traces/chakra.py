@@ -6,7 +6,7 @@ Chakra keeps durations but mostly no start times: nodes are then laid out as the
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from stablecast.frontends.traces.builder import EventBuilder
 from stablecast.frontends.traces.json_scan import JsonScanner
@@ -128,7 +128,7 @@ def _from_json(path: Path) -> Iterator[_Step | str]:
     scanner = JsonScanner(text_pieces(pieces), ("workload_graph", "nodes", "node"))
     for key, value in scanner:
         if isinstance(value, dict) and key in ("workload_graph", "nodes", "node"):
-            yield _json_step(value)
+            yield _json_step(cast("dict[str, Any]", value))
     damage = "; ".join(part for part in (scanner.damage, pieces.damage) if part)
     if damage:
         yield damage
@@ -136,8 +136,9 @@ def _from_json(path: Path) -> Iterator[_Step | str]:
 
 def _json_step(node: Mapping[str, Any]) -> _Step:
     kind = int(node.get("NodeType", node.get("type", NodeType.COMP)) or 0)
-    deps = node.get("data_deps") or node.get("dataDeps") or []
-    control = node.get("ctrlDeps") or node.get("ctrl_deps") or []
+    deps: list[Any] = node.get("data_deps") or node.get("dataDeps") or []
+    control: Any = node.get("ctrlDeps") or node.get("ctrl_deps") or []
+    held = cast("list[Any]", control) if isinstance(control, list) else [control]
     duration = node.get("runtime", node.get("durationMicros", node.get("duration_micros", 0)))
     return _Step(
         id=int(node.get("Id", node.get("id", 0))),
@@ -145,7 +146,7 @@ def _json_step(node: Mapping[str, Any]) -> _Step:
         type=kind,
         duration=float(duration or 0),
         start=None,
-        deps=tuple(int(dep) for dep in [*deps, *(control if isinstance(control, list) else [control])]),
+        deps=tuple(int(dep) for dep in [*deps, *held]),
         on_host=bool(node.get("is_cpu_op", False)),
         stream=1 if kind in (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV) else 0,
         args={},
@@ -176,4 +177,6 @@ def looks_like(head: bytes) -> bool:
     text = head.lstrip()
     if text.startswith(b"{"):
         return b'"workload_graph"' in head
-    return len(head) > 3 and head[0] > 0 and head[1] in (0x0A, 0x12, 0x08) and b"schema" in head[:64] or head[1:2] == b"\x0a" and head[3:8] == b"0.0.4"
+    return (len(head) > 3 and head[0] > 0 and head[1] in (0x0A, 0x12, 0x08) and b"schema" in head[:64]) or (
+        head[1:2] == b"\x0a" and head[3:8] == b"0.0.4"
+    )

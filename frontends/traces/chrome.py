@@ -1,11 +1,10 @@
 """Chrome trace JSON: PyTorch's Kineto (CUDA, ROCm) and the JAX profiler's `trace.json.gz`."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from stablecast.frontends.traces.builder import EventBuilder
 from stablecast.frontends.traces.json_scan import JsonScanner
@@ -85,7 +84,8 @@ class _Lines:
     streamed: dict[Any, bool] = field(default_factory=dict[Any, bool])
 
     def take(self, event: Mapping[str, Any]) -> None:
-        name = str((event.get("args") or {}).get("name", ""))
+        said: dict[str, Any] = event.get("args") or {}
+        name = str(said.get("name", ""))
         if event.get("name") == "process_name":
             self.processes[event.get("pid")] = name
         elif event.get("name") == "thread_name":
@@ -121,7 +121,7 @@ def read_chrome(path: Path) -> TraceEvents:
     for key, value in scanner:
         if key == "traceEvents":
             if isinstance(value, dict):
-                reader.take(value)
+                reader.take(cast("dict[str, Any]", value))
         else:
             facts[key] = value
     damage = "; ".join(part for part in (scanner.damage, pieces.damage) if part)
@@ -158,7 +158,7 @@ class _Reader:
             return
         pid, tid = event.get("pid"), event.get("tid")
         kind = event.get("cat")
-        category, on_device = _KINETO.get(kind, (Category.OTHER, False)) if kind else self.lines.category(pid, tid)
+        category, on_device = _KINETO.get(str(kind), (Category.OTHER, False)) if kind else self.lines.category(pid, tid)
         args: dict[str, Any] = event.get("args") or {}
         device = -1
         if on_device:
@@ -185,7 +185,7 @@ class _Reader:
         names = {int(entry.get("id", -1)): str(entry.get("name", "")) for entry in properties}
         metadata["device_names"] = names
         used = next((device for device in sorted(self._devices) if names.get(device)), -1)
-        for (pid, tid), _ in self.lines.threads.items():
+        for pid, tid in self.lines.threads:
             self.builder.stream((pid, tid), self.lines.label(pid, tid))
         distributed: dict[str, Any] = facts.get("distributedInfo") or {}
         named = _RANK_IN_NAME.search(path.name)
@@ -193,7 +193,9 @@ class _Reader:
         origin = float(self.builder.origin or 0) * _MICRO + float(facts.get("baseTimeNanoseconds") or 0) * 1e-9
         planes = (found[1] for name in self.lines.processes.values() if (found := DEVICE_PROCESS.match(name)))
         device = names.get(used, "") or next(planes, "")
-        return self.builder.build(rank=rank, device=device, source=str(path), epoch_s=origin, damage=damage, skipped=skipped)
+        return self.builder.build(
+            rank=rank, device=device, source=str(path), epoch_s=origin, damage=damage, skipped=skipped
+        )
 
 
 def _whole(value: Any, default: int) -> int:
@@ -216,15 +218,6 @@ def looks_like(head: bytes) -> bool:
     text = head.lstrip()
     if text.startswith(b"["):
         return b'"ph"' in head
-    return text.startswith(b"{") and (b'"traceEvents"' in head or b'"schemaVersion"' in head or b'"deviceProperties"' in head)
-
-
-def shapes_of(args: Mapping[str, Any]) -> list[Any]:
-    """`Input Dims` as lists, also where an exporter wrote them as text."""
-    dims = args.get("Input Dims") or []
-    if isinstance(dims, str):
-        try:
-            dims = json.loads(dims)
-        except json.JSONDecodeError:
-            return []
-    return list(dims)
+    return text.startswith(b"{") and (
+        b'"traceEvents"' in head or b'"schemaVersion"' in head or b'"deviceProperties"' in head
+    )

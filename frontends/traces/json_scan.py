@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 _DECODER: Final = json.JSONDecoder(strict=False)
 _SPACE: Final = re.compile(r"[\s,]*")
@@ -18,9 +18,9 @@ Item = tuple[str, Any]
 class JsonScanner:
     """Iterates over the parts of one JSON text: `(key, value)` of the top-level object.
 
-    Arrays whose key is in `streamed` come element by element, each as `(key, element)`; so does a top-level array, under
-    the first name of `streamed`. An element that is not valid JSON is left out and counted in `skipped`; a text that
-    ends early gives all whole values, and `damage` says where it broke.
+    Arrays whose key is in `streamed` come element by element, each as `(key, element)`; so does a top-level array,
+    under the first name of `streamed`. An element that is not valid JSON is left out and counted in `skipped`; a text
+    that ends early gives all whole values, and `damage` says where it broke.
     """
 
     def __init__(self, pieces: Iterable[str], streamed: tuple[str, ...]) -> None:
@@ -105,7 +105,7 @@ class JsonScanner:
             if end >= len(self._text) and not isinstance(value, (dict, list, str)) and self._more():
                 continue
             self._at = end
-            return value
+            return cast("Any", value)
 
     def _resynchronise(self) -> bool:
         """Go to the next object after a broken one."""

@@ -16,7 +16,15 @@ SQLITE_MAGIC: Final = b"SQLite format 3\x00"
 _NANO: Final = 1e-9
 _COPY_KINDS: Final[Mapping[int, str]] = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 _UNITS: Final[Mapping[str, float]] = {"ns": 1e-9, "us": 1e-6, "μs": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
-_SIZES: Final[Mapping[str, float]] = {"b": 1.0, "bytes": 1.0, "kb": 1e3, "kib": 1024.0, "mb": 1e6, "mib": 1048576.0, "gb": 1e9}
+_SIZES: Final[Mapping[str, float]] = {
+    "b": 1.0,
+    "bytes": 1.0,
+    "kb": 1e3,
+    "kib": 1024.0,
+    "mb": 1e6,
+    "mib": 1048576.0,
+    "gb": 1e9,
+}
 
 
 def read_nsys_sqlite(path: Path) -> TraceEvents:
@@ -61,8 +69,8 @@ def _times(builder: EventBuilder, start: int, end: int | None) -> tuple[float, f
 
 def _kernels(base: sqlite3.Connection, builder: EventBuilder) -> None:
     query = (
-        "select k.start, k.end, k.deviceId, k.streamId, k.correlationId, s.value, k.gridX, k.gridY, k.gridZ, k.blockX, k.blockY,"
-        " k.blockZ from CUPTI_ACTIVITY_KIND_KERNEL k left join StringIds s on s.id = k.demangledName"
+        "select k.start, k.end, k.deviceId, k.streamId, k.correlationId, s.value, k.gridX, k.gridY, k.gridZ, k.blockX,"
+        " k.blockY, k.blockZ from CUPTI_ACTIVITY_KIND_KERNEL k left join StringIds s on s.id = k.demangledName"
     )
     for start, end, device, stream, correlation, name, *dims in base.execute(query):
         begun, took = _times(builder, start, end)
@@ -111,7 +119,9 @@ def _ranges(base: sqlite3.Connection, builder: EventBuilder) -> None:
     )
     for start, end, thread, name in base.execute(query):
         begun, took = _times(builder, start, end)
-        builder.add(name or "range", begun, took, builder.stream(("host", thread)), Category.ANNOTATION, on_device=False)
+        builder.add(
+            name or "range", begun, took, builder.stream(("host", thread)), Category.ANNOTATION, on_device=False
+        )
 
 
 def _device_name(base: sqlite3.Connection, tables: set[str]) -> str:
@@ -137,7 +147,9 @@ def read_nsys_csv(path: Path) -> TraceEvents:
         except (ValueError, IndexError):
             skipped += 1
     if not len(builder):
-        raise InputError(f"{path} is no table of cuda_gpu_trace", "make it with: nsys stats --report cuda_gpu_trace --format csv")
+        raise InputError(
+            f"{path} is no table of cuda_gpu_trace", "make it with: nsys stats --report cuda_gpu_trace --format csv"
+        )
     return builder.build(source=str(path), damage=pieces.damage, skipped=skipped)
 
 
@@ -159,7 +171,13 @@ def _csv_row(row: list[str], columns: Mapping[str, tuple[int, str]], builder: Ev
         return float(cell(name).replace(",", "")) * _UNITS.get(columns[name][1], 1e-9)
 
     name = cell("name")
-    kind = Category.MEMCPY if "memcpy" in name.lower() else Category.MEMSET if "memset" in name.lower() else Category.KERNEL
+    kind = (
+        Category.MEMCPY
+        if "memcpy" in name.lower()
+        else Category.MEMSET
+        if "memset" in name.lower()
+        else Category.KERNEL
+    )
     unit = columns["bytes"][1] if "bytes" in columns else ""
     moved = cell("bytes").replace(",", "")
     stream = int(cell("strm") or cell("stream") or 0)
@@ -180,4 +198,3 @@ def looks_like_csv(head: bytes) -> bool:
     """Whether a file that begins with `head` is the CSV of `cuda_gpu_trace`."""
     text = head.decode(errors="replace").lower()
     return "start (" in text and "duration (" in text and "name" in text
-

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -83,7 +83,7 @@ def read_et(path: Path) -> ExecutionTrace:
     schema = ""
     for key, value in scanner:
         if key == "nodes" and isinstance(value, dict):
-            ops.append(_op(value))
+            ops.append(_op(cast("dict[str, Any]", value)))
         elif key == "schema":
             schema = str(value)
     damage = "; ".join(part for part in (scanner.damage, pieces.damage) if part)
@@ -95,24 +95,27 @@ def read_et(path: Path) -> ExecutionTrace:
 
 def _op(node: Mapping[str, Any]) -> EtOp:
     attributes = {entry.get("name"): entry.get("value") for entry in node.get("attrs", ())}
-    inputs, outputs = node.get("inputs", []), node.get("outputs", [])
+    inputs: Any = node.get("inputs", [])
+    outputs: Any = node.get("outputs", [])
     grouped = isinstance(inputs, dict)
     said: Mapping[str, Any] = attributes if grouped else node
-    shapes = inputs["shapes"] if grouped else node.get("input_shapes", [])
-    types = inputs["types"] if grouped else node.get("input_types", [])
-    out_shapes = outputs["shapes"] if grouped else node.get("output_shapes", [])
-    out_types = outputs["types"] if grouped else node.get("output_types", [])
+    shapes: list[Any] = cast("dict[str, Any]", inputs)["shapes"] if grouped else node.get("input_shapes", [])
+    types: list[Any] = cast("dict[str, Any]", inputs)["types"] if grouped else node.get("input_types", [])
+    out_shapes: list[Any] = outputs["shapes"] if grouped else node.get("output_shapes", [])
+    out_types: list[Any] = outputs["types"] if grouped else node.get("output_types", [])
+    values: list[Any] = cast("dict[str, Any]", inputs)["values"] if grouped else cast("list[Any]", inputs)
+    sequence = said.get("seq_id")
     return EtOp(
         id=int(node.get("id", 0)),
         name=str(node.get("name", "")),
         parent=int(node.get("ctrl_deps" if grouped else "parent") or 0),
         thread=int(said.get("tid") or 0),
         record=int(said.get("rf_id") or 0),
-        sequence=int(said.get("seq_id") if said.get("seq_id") is not None else -1),
+        sequence=-1 if sequence is None else int(sequence),
         schema=str(said.get("op_schema") or ""),
         shapes=tuple(shapes),
         types=tuple(map(str, types)),
-        values=tuple(inputs["values"] if grouped else inputs),
+        values=tuple(values),
         out_shapes=tuple(out_shapes),
         out_types=tuple(map(str, out_types)),
     )
@@ -121,14 +124,12 @@ def _op(node: Mapping[str, Any]) -> EtOp:
 def link(trace: ExecutionTrace, events: TraceEvents) -> Link:
     """Which event of `events` each operator is.
 
-    The record function ids are used where they and the names agree; else names are aligned in the order of calls, thread
-    by thread, so that operators which only one side has are left out. Two different runs give a small `share`.
+    The record function ids are used where they and the names agree; else names are aligned in the order of calls,
+    thread by thread, so that operators which only one side has are left out. Two different runs give a small `share`.
     """
     ops = [op for op in trace.ops if not op.name.startswith(_ROOT)]
     host = np.nonzero(events.is_a(Category.OP, Category.ANNOTATION) & ~events.on_device)[0]
-    by_record = {
-        int(events.args_of(int(index)).get("Record function id", -1)): int(index) for index in host
-    }
+    by_record = {int(events.args_of(int(index)).get("Record function id", -1)): int(index) for index in host}
     exact = {op.id: by_record[op.record] for op in ops if op.record in by_record}
     names = {op.id: op.name for op in ops}
     right = sum(names[number] == events.name_of(event) for number, event in exact.items())
@@ -160,8 +161,7 @@ def _by_order(ops: Sequence[EtOp], host: np.ndarray[Any, np.dtype[np.int64]], ev
 
 
 def _overlap(wanted: set[str], indices: Sequence[int], events: TraceEvents) -> float:
-    shared = sum(events.name_of(index) in wanted for index in indices)
-    return shared
+    return sum(events.name_of(index) in wanted for index in indices)
 
 
 def _align(calls: Sequence[EtOp], indices: Sequence[int], events: TraceEvents) -> dict[int, int]:

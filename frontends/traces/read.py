@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -57,7 +58,7 @@ def read_trace(path: str | Path) -> TraceEvents:
 def read_ranks(paths: Iterable[str | Path]) -> tuple[TraceEvents, ...]:
     """The traces of several ranks in the order of their ranks. Raises `InputError` where two have the same rank."""
     traces = sorted((read_trace(path) for path in paths), key=lambda trace: trace.rank)
-    for before, after in zip(traces, traces[1:], strict=False):
+    for before, after in pairwise(traces):
         if before.rank == after.rank:
             raise InputError(f"{before.source} and {after.source} are both of rank {before.rank}")
     return tuple(traces)

@@ -21,7 +21,8 @@ _HOST: Final = frozenset({Category.OP, Category.RUNTIME, Category.PYTHON, Catego
 def read_csv(path: Path) -> TraceEvents:
     """The events of a plain table; rows whose numbers cannot be read are counted in `skipped`.
 
-    Without a start column the rows follow one another. Raises `InputError` for missing columns and where no row is left.
+    Without a start column the rows follow one another. Raises `InputError` for missing columns and where no row is
+    left.
     """
     pieces = Pieces(path)
     rows = csv.DictReader(text_lines(pieces))

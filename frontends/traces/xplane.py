@@ -24,7 +24,18 @@ _PICO: Final = 1e-12
 _NANO: Final = 1e-9
 _UNPACKED_LIMIT: Final = 4 << 30
 _KEPT: Final = frozenset(
-    {"hlo_category", "model_flops", "flops", "shape_with_layout", "tf_op", "source", "hlo_op", "hlo_module", "program_id", "run_id"}
+    {
+        "hlo_category",
+        "model_flops",
+        "flops",
+        "shape_with_layout",
+        "tf_op",
+        "source",
+        "hlo_op",
+        "hlo_module",
+        "program_id",
+        "run_id",
+    }
 )
 
 
@@ -133,7 +144,9 @@ def _plane(data: bytes, builder: EventBuilder, facts: dict[str, Any]) -> str:
     if device:
         said = dict(filter(None, (_stat(stat, stat_names) for stat in stats)))
         facts.setdefault("device_names", {})[number] = str(said.get("device_type_string", device[1]))
-        facts.setdefault("plane_stats", {})[number] = {key: value for key, value in said.items() if not isinstance(value, bytes)}
+        facts.setdefault("plane_stats", {})[number] = {
+            key: value for key, value in said.items() if not isinstance(value, bytes)
+        }
     parsed = [_line_head(line) for line in lines]
     has_streams = any(is_stream(line) for line, _, _ in parsed)
     for (line, line_id, zero_ns), content in zip(parsed, lines, strict=True):
@@ -230,7 +243,9 @@ def _stat_name(entry: bytes, names: dict[int, str]) -> None:
         if part == 1 and isinstance(value, int):
             number = value
         elif part == 2 and isinstance(value, bytes):
-            name = next((str(text, errors="replace") for key, text in _safe(value) if key == 2 and isinstance(text, bytes)), "")
+            name = next(
+                (str(text, errors="replace") for key, text in _safe(value) if key == 2 and isinstance(text, bytes)), ""
+            )
     names[number] = name
 
 

@@ -28,7 +28,7 @@ from stablecast.ir.chakra.program_file import (
     program_path,
     program_to_json,
 )
-from stablecast.ir.device_program import DeviceProgram
+from stablecast.ir.device_program import Collective, DeviceProgram
 from stablecast.ir.errors import InputError
 from stablecast.ir.kernels import FloatArray
 from stablecast.lowering.chakra.layout import GroupBook, Layout, check_agreement, layout_of
@@ -124,6 +124,7 @@ class _Emission:
             [(part.name, mask, made.issued) for part, mask, made in zip(parts, self._masks, self._nodes, strict=True)],
         )
         self._check_messages()
+        self._check_algorithms()
         self._variants: dict[tuple[int, tuple[int, ...]], _Variant] = {}
 
     def _role(self, index: int, places: Mapping[int, int]) -> RoleNodes:
@@ -151,6 +152,15 @@ class _Emission:
                         f"role {self._parts[index].name} has a {one} of {nbytes} bytes along {axis} without a "
                         f"{other} of that size in role {self._parts[peer].name}"
                     )
+
+    def _check_algorithms(self) -> None:
+        """Each algorithm has a collective to stand for."""
+        used = {node.kind for made in self._nodes for node in made.expanded}
+        for kind, algorithm in self._options.algorithms.items():
+            if kind not in used:
+                raise InputError(
+                    f"{algorithm.name} is for {kind} in groups of {algorithm.size}, of which the program has none"
+                )
 
     def write(self, sink: TraceSink) -> dict[str, int]:
         """Write ranks, groups and programs; gives the number of groups."""
@@ -248,15 +258,23 @@ class _Emission:
             counts["groups"],
             tuple(roles),
             tuple(classes[key] for key in sorted(classes)),
-            tuple(dict.fromkeys([*notes, *self._shift_notes()])),
+            tuple(dict.fromkeys([*notes, *self._collective_notes()])),
             self._options.target.value,
         )
 
-    def _shift_notes(self) -> list[str]:
-        permutes = any(
-            getattr(step.node, "kind", "") == "collective_permute" for made in self._unrolled for step in made.steps
-        )
-        return ["permutations are written as one place along their group, ends joined"] if permutes else []
+    def _collective_notes(self) -> list[str]:
+        collectives = [
+            step.node for made in self._unrolled for step in made.steps if isinstance(step.node, Collective)
+        ]
+        notes: list[str] = []
+        if any(node.kind == "collective_permute" for node in collectives):
+            notes.append("permutations are written as one place along their group, ends joined")
+        for kind, algorithm in self._options.algorithms.items():
+            left = sorted({node.groups.size for node in collectives if node.kind == kind} - {algorithm.size})
+            if left:
+                sizes = ", ".join(map(str, left))
+                notes.append(f"{kind} in groups of {sizes} stays as it is, {algorithm.name} is for {algorithm.size}")
+        return notes
 
 
 def _picked(column: Sequence[str] | npt.NDArray[np.int64], ranks: list[int]) -> Sequence[str] | list[int]:

@@ -304,7 +304,7 @@ class _Maker:
         size = max(node.operand_bytes, MIN_GATHER_BYTES) if kind is CollectiveType.ALL_GATHER else node.operand_bytes
         self._issued.setdefault(number, []).append((node.kind, size))
         algorithm = self._options.algorithms.get(node.kind)
-        if algorithm is not None:
+        if algorithm is not None and algorithm.size == node.groups.size:
             ends = self._expand(node, number, algorithm, deps)
         else:
             ends = (self._plain_collective(node, number, kind, size, deps),)
@@ -347,11 +347,6 @@ class _Maker:
     def _expand(
         self, node: Collective, number: int, algorithm: CollectiveAlgorithm, deps: list[int]
     ) -> tuple[int, ...]:
-        if algorithm.size != node.groups.size:
-            raise InputError(
-                f"{algorithm.name} is for groups of {algorithm.size}, {node.kind} at {node.scope or 'the top'} runs in "
-                f"groups of {node.groups.size}"
-            )
         buffer = node.result_bytes if node.kind == "all_gather" else node.operand_bytes
         occurrence = self._occurrence("expand", number)
         first_tag = self._tags.tag("expand", number, occurrence, count=algorithm.tags)

@@ -1,7 +1,7 @@
 """Makes ops of the local program: fresh value ids, signatures, and the collectives by their StableHLO names."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from stablecast.ir.groups import Groups
 from stablecast.ir.program import NO_ATTRIBUTES, Block, Op
@@ -84,7 +84,7 @@ class Builder:
         location: Location,
         result: int | None = None,
         reduce_op: str = "",
-        **attrs: Any,
+        attrs: Attributes = NO_ATTRIBUTES,
     ) -> Op:
         """`stablehlo.<kind>` over `groups`."""
         return self.op(
@@ -113,10 +113,10 @@ class Builder:
 def freeze(value: Any) -> Any:
     """`value` as something hashable that is equal where it is equal."""
     if isinstance(value, Mapping):
-        held: Mapping[str, Any] = value
+        held = cast("Mapping[str, Any]", value)
         return tuple(sorted((name, freeze(item)) for name, item in held.items()))
     if isinstance(value, (list, tuple)):
-        items: Sequence[Any] = value
+        items = cast("Sequence[Any]", value)
         return tuple(map(freeze, items))
     try:
         hash(value)

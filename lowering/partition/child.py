@@ -12,6 +12,7 @@ from typing import Any
 
 from stablecast.ir import mlir
 from stablecast.ir.errors import StablecastError, ToolError
+from stablecast.lowering.partition.divisible import check_divisible
 from stablecast.lowering.partition.gspmd_module import has_gspmd, to_sdy
 from stablecast.lowering.partition.rules import teach
 
@@ -27,17 +28,20 @@ _MANUAL = frozenset({"sdy.manual_computation"})
 _LOOPS = frozenset({"stablehlo.while"})
 
 
-def partition_module(data: bytes, route: str) -> tuple[dict[str, Any], bytes]:
+def partition_module(data: bytes, source: str, route: str) -> tuple[dict[str, Any], bytes]:
     """The module in `data` with explicit Shardy collectives, as bytecode, and what a caller must know of it.
 
-    `route`: `hlo` (through HLO and back, XLA's order), `direct`, or `auto`.
+    `source` names it in messages. `route`: `hlo` (through HLO and back, XLA's order), `direct`, or `auto`.
     """
-    module = mlir.parse(data, "the module to partition")
+    module = mlir.parse(data, source)
     names = {op.name for op in mlir.walk(module)}
     header: dict[str, Any] = {"arguments": _arguments(module), "notes": [], "loops": bool(names & _LOOPS)}
     header["partitions"] = _partitions(module)
-    if has_gspmd(module):
+    gspmd = has_gspmd(module)
+    if gspmd:
         header["notes"] += to_sdy(module)
+    check_divisible(module, entry_function(module), [entry["name"] for entry in header["arguments"]])
+    if gspmd:
         header["route"] = "gspmd"
     elif names & _MANUAL or route == "direct":
         header["route"] = "direct"
@@ -56,8 +60,9 @@ def _partitions(module: Any) -> int:
 
 
 def _imported(data: bytes, module: Any, notes: list[str]) -> tuple[Any, str]:
+    plain = data.startswith(mlir.BYTECODE_MAGIC) and not mlir.is_artifact(data)
     try:
-        imported = mlir.through_hlo(mlir.write_bytecode(module) if mlir.is_artifact(data) else data, module.context)
+        imported = mlir.through_hlo(data if plain else mlir.write_bytecode(module), module.context)
         mlir.run_passes(imported, _IMPORT)
         constrain(imported)
     except ToolError:
@@ -120,7 +125,7 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.readline())
     data = sys.stdin.buffer.read()
     try:
-        header, body = partition_module(data, request["route"])
+        header, body = partition_module(data, request["source"], request["route"])
     except StablecastError as error:
         header, body = {"error": error.message, "hint": error.hint, "kind": type(error).__name__}, b""
     out.write(json.dumps(header).encode() + b"\n" + body)

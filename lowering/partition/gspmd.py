@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from stablecast.ir import groups
 from stablecast.ir.errors import InputError
@@ -44,7 +45,7 @@ def split_tuple(text: str) -> list[str]:
     text = text.strip()
     if not text.startswith("{{"):
         return [text]
-    parts, depth, start = [], 0, 1
+    parts, depth, start = list[str](), 0, 1
     for index, letter in enumerate(text[1:-1], start=1):
         depth += {"{": 1, "}": -1}.get(letter, 0)
         if letter == "," and depth == 0:
@@ -57,7 +58,7 @@ def split_tuple(text: str) -> list[str]:
 def parse(text: str, num_devices: int) -> Tiling:
     """One sharding in HLO's notation; raises `InputError` for a form that has no tiles on a common mesh."""
     body = text.strip().removeprefix("{").removesuffix("}").strip()
-    if body.startswith("replicated") or body.startswith("maximal") or not body:
+    if body.startswith(("replicated", "maximal")) or not body:
         return Tiling(replicated=True)
     if body.startswith("manual"):
         return Tiling(manual=True)
@@ -112,10 +113,10 @@ def common_axes(tilings: Iterable[Tiling], num_devices: int) -> DeviceAxes:
             cuts |= {stride, stride * size}
         cuts |= _tile_cuts(tiling)
     ordered = sorted(cuts, reverse=True)
-    for outer, inner in zip(ordered, ordered[1:], strict=False):
+    for outer, inner in pairwise(ordered):
         if outer % inner:
             raise InputError("the shardings of the module cut its devices at places that no one mesh has")
-    sizes = tuple(outer // inner for outer, inner in zip(ordered, ordered[1:], strict=False))
+    sizes = tuple(outer // inner for outer, inner in pairwise(ordered))
     return DeviceAxes(tuple(f"axis_{index}" for index in range(len(sizes))), sizes, tuple(ordered[1:]))
 
 

@@ -8,7 +8,9 @@ from stablecast.ir import mlir
 from stablecast.lowering.partition import gspmd
 from stablecast.lowering.partition.gspmd import DeviceAxes, Tiling
 
-GSPMD_NOTE = "the module has old-style (GSPMD) shardings: Shardy propagated them, XLA's own partitioner may choose otherwise"
+GSPMD_NOTE = (
+    "the module has old-style (GSPMD) shardings: Shardy propagated them, XLA's own partitioner may choose otherwise"
+)
 
 _SHARDING = "mhlo.sharding"
 _TO_SHARD = ("SPMDFullToShardShape", "SPMDShardToFullShape")
@@ -52,7 +54,7 @@ def _texts(module: Any) -> list[str]:
     for op in mlir.walk(module):
         if op.name == "func.func":
             for name in ("arg_attrs", "res_attrs"):
-                for entry in op.attributes[name] if name in op.attributes else ():
+                for entry in op.attributes.get(name, ()):
                     note(entry)
         elif op.name != "builtin.module":
             note(op.attributes)
@@ -123,6 +125,6 @@ class _Rewrite:
 
 
 def _open_dims(op: Any) -> tuple[int, ...]:
-    config = op.attributes["backend_config"] if "backend_config" in op.attributes else None
+    config = op.attributes.get("backend_config", None)
     found = re.search(r"unspecified_dims=\[([\d,]+)\]", str(config))
     return tuple(map(int, found[1].split(","))) if found else ()

@@ -5,8 +5,9 @@ The rule is XLA's: device k makes results from the inputs `[first(k), last(k))`;
 collective-permute each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from stablecast.ir.attributes import Shift
 from stablecast.ir.program import Axis, Op
@@ -120,7 +121,7 @@ class Exchange:
             source = cut.result
         groups = site.layout.groups(mesh, axes)
         shift = {"shift": Shift(axes[0].name, step, cyclic=False)} if len(axes) == 1 else {}
-        op = site.builder.collective("collective_permute", source, part, part, groups, site.op.location, **shift)
+        op = site.builder.collective("collective_permute", source, part, part, groups, site.op.location, attrs=shift)
         self.ops.append(op)
         return op
 
@@ -133,13 +134,13 @@ class Exchange:
         full = _with_size(self.kind, dim, size)
         groups = self.site.layout.groups(mesh, axes)
         op = self.site.builder.collective(
-            "all_gather", self.value, self.kind, full, groups, self.site.op.location, all_gather_dim=dim
+            "all_gather", self.value, self.kind, full, groups, self.site.op.location, attrs={"all_gather_dim": dim}
         )
         self.ops.append(op)
         self.value, self.kind = op.result, full
 
     def append(
-        self, name: str, values: list[int], types: list[TensorType], result: TensorType, attrs: dict[str, object]
+        self, name: str, values: list[int], types: list[TensorType], result: TensorType, attrs: Mapping[str, Any]
     ) -> None:
         """One more op of this operand; it then is the op's result."""
         op = self.site.builder.op(name, values, types, (result,), attrs, location=self.site.op.location)
@@ -151,7 +152,7 @@ def _with_size(kind: TensorType, dim: int, size: int) -> TensorType:
     return TensorType((*kind.shape[:dim], size, *kind.shape[dim + 1 :]), kind.dtype)
 
 
-def final(site: Site, operands: list[int], types: list[ValueType], attrs: dict[str, object] | None = None) -> Op:
+def final(site: Site, operands: list[int], types: list[ValueType], attrs: Mapping[str, Any] | None = None) -> Op:
     """The op itself on other operands, with its own results."""
     op = site.op
     return site.builder.op(

@@ -107,7 +107,9 @@ class Localiser:
 
     def _op(self, op: Op, out: list[Op]) -> None:
         name = op.name
-        if name in _TRANSPARENT or (name == "stablehlo.custom_call" and op.attrs.get("call_target_name") in _ANNOTATIONS):
+        if name in _TRANSPARENT or (
+            name == "stablehlo.custom_call" and op.attrs.get("call_target_name") in _ANNOTATIONS
+        ):
             self._pass_on(op)
             return
         if name in _INLINED and op.regions:

@@ -8,7 +8,9 @@ from stablecast.ir.types import TensorType, ValueType, as_tensor
 from stablecast.lowering.partition.halo import FAR_NOTE, Exchange, Halo, final, halo, rounds
 from stablecast.lowering.partition.site import Site
 
-CONCAT_NOTE = "a concatenation along a sharded dimension goes through another dimension by all-to-alls, or through a gather"
+CONCAT_NOTE = (
+    "a concatenation along a sharded dimension goes through another dimension by all-to-alls, or through a gather"
+)
 
 
 def slice_rule(site: Site) -> list[Op] | None:
@@ -52,7 +54,9 @@ def _moved(
         if parts == 1 or axes != site.result_axes(dim):
             continue
         size, results = site.local_shape(0)[dim], site.result_shape[dim]
-        around = halo(parts, size, lambda k, d=dim, r=results: first(d, k, r), lambda k, d=dim, r=results: last(d, k, r))
+        around = halo(
+            parts, size, lambda k, d=dim, r=results: first(d, k, r), lambda k, d=dim, r=results: last(d, k, r)
+        )
         if max(around.left, around.right) <= size:
             exchange.widen(dim, axes, mesh, around)
             continue
@@ -167,7 +171,7 @@ def _all_to_all(
 ) -> Op:
     groups = site.layout.groups(site.result_shardings[0].mesh, axes)
     attrs = {"split_dimension": target, "concat_dimension": source, "split_count": parts}
-    return site.builder.collective("all_to_all", value, before, after, groups, site.op.location, result, **attrs)
+    return site.builder.collective("all_to_all", value, before, after, groups, site.op.location, result, attrs=attrs)
 
 
 def _gathered(site: Site, dim: int) -> list[Op]:
@@ -183,7 +187,7 @@ def _gathered(site: Site, dim: int) -> list[Op]:
             full = TensorType(tuple(shape), kind.dtype)
             groups = site.layout.groups(mesh, site.axes(operand, dim))
             op = site.builder.collective(
-                "all_gather", value, kind, full, groups, site.op.location, all_gather_dim=dim
+                "all_gather", value, kind, full, groups, site.op.location, attrs={"all_gather_dim": dim}
             )
             ops.append(op)
             value, kind = op.result, full
@@ -195,7 +199,8 @@ def _gathered(site: Site, dim: int) -> list[Op]:
 def reverse(site: Site) -> list[Op] | None:
     """Whole shards change places."""
     exchange = Exchange.of(site, 0)
-    for dim in site.op.attrs["dimensions"]:
+    dims: tuple[int, ...] = site.op.attrs["dimensions"]
+    for dim in dims:
         if site.parts(0, dim) > 1 and site.axes(0, dim) == site.result_axes(dim):
             op = exchange.permuted(dim, site.axes(0, dim), site.shardings[0].mesh, exchange.kind.shape[dim], 1)
             exchange.value = op.result

@@ -12,8 +12,8 @@ from stablecast.lowering.partition.rewrite import drop_dead, share_reshards, to_
 from stablecast.lowering.partition.shardy import TIMEOUT_S, Worker, run_shardy
 
 ORDER_NOTE = (
-    "loops and shard_map together: Shardy ran on the module as captured, where XLA, which imports it first, is known to "
-    "choose other shardings for values saved across a loop (FSDP)"
+    "loops and shard_map together: Shardy ran on the module as captured, where XLA, which imports it first, is known "
+    "to choose other shardings for values saved across a loop (FSDP)"
 )
 
 

@@ -158,7 +158,7 @@ class _Chain:
             if kind == "reduce_scatter":
                 after, more = _resized(before, dim, -(-before.shape[dim] // groups.size)), {"scatter_dimension": dim}
             self.ops.append(
-                self.site.builder.collective(kind, last.result, before, after, groups, last.location, None, "add", **more)
+                self.site.builder.collective(kind, last.result, before, after, groups, last.location, None, "add", more)
             )
 
     def finish(self, local: TensorType) -> list[Op]:

@@ -38,7 +38,7 @@ def _by_dimension(
         groups = site.layout.groups(mesh_of(site), per_dim[dim])
         result = site.op.result if last else None
         op = site.builder.collective(
-            kind, value, current, after, groups, site.op.location, result, reduce_op, **{label: dim}
+            kind, value, current, after, groups, site.op.location, result, reduce_op, {label: dim}
         )
         ops.append(op)
         value, current = op.result, after
@@ -64,7 +64,7 @@ def all_reduce(site: Site) -> list[Op]:
 
 
 def _variadic(site: Site, maker: Op) -> list[Op]:
-    """Partial results of a reduction of several values at once (argmax): gathered, then reduced again on each device."""
+    """Partial results of a reduction of several values at once (argmax): gathered, then reduced on each device."""
     groups = site.layout.groups(mesh_of(site), site.op.attrs["reduction_axes"])
     local = as_tensor(site.local[0])
     gathered: list[Op] = []
@@ -73,7 +73,7 @@ def _variadic(site: Site, maker: Op) -> list[Op]:
         part = TensorType((1, *local.shape), as_tensor(kind).dtype)
         full = TensorType((groups.size, *local.shape), part.dtype)
         op = site.builder.collective(
-            "all_gather", site.emitted(value), part, full, groups, site.op.location, all_gather_dim=0
+            "all_gather", site.emitted(value), part, full, groups, site.op.location, attrs={"all_gather_dim": 0}
         )
         gathered.append(op)
         kinds.append(full)
@@ -119,7 +119,7 @@ def all_to_all(site: Site) -> list[Op]:
         groups = site.layout.groups(mesh_of(site), axes)
         attrs = {"split_dimension": target, "concat_dimension": source, "split_count": count}
         result = site.op.result if last else None
-        op = site.builder.collective("all_to_all", value, current, after, groups, site.op.location, result, **attrs)
+        op = site.builder.collective("all_to_all", value, current, after, groups, site.op.location, result, attrs=attrs)
         ops.append(op)
         value, current = op.result, after
     return ops
@@ -131,7 +131,13 @@ def collective_permute(site: Site) -> list[Op]:
     groups = site.layout.groups(mesh_of(site), axes)
     return [
         site.builder.collective(
-            "collective_permute", site.operands[0], site.local[0], site.result_local[0], groups, site.op.location, site.op.result
+            "collective_permute",
+            site.operands[0],
+            site.local[0],
+            site.result_local[0],
+            groups,
+            site.op.location,
+            site.op.result,
         )
     ]
 

@@ -39,8 +39,9 @@ def _replace(op: Any) -> None:
         for name in op.attributes:
             call.attributes[name] = op.attributes[name]
         call.attributes["sdy.sharding_rule"] = ir.Attribute.parse(rule)
-    for old, new in zip(op.results, call.operation.results, strict=True):
-        old.replace_all_uses_with(new)
+    made: Any = call.operation.results
+    for place, old in enumerate(op.results):
+        old.replace_all_uses_with(made[place])
     op.erase()
 
 
@@ -81,17 +82,21 @@ def _ragged_dot(op: Any) -> str:
     batch = [name for name in lhs if name.startswith("b")]
     free = [name for name in lhs if name.startswith("m")] + [name for name in rhs if name.startswith("n")]
     ragged_rows = bool(dims.rhs_group)
-    result = [*batch, *free] if ragged_rows or any(lhs[dim].startswith("b") for dim in dims.lhs_ragged) else ["g", *batch, *free]
+    result = (
+        [*batch, *free]
+        if ragged_rows or any(lhs[dim].startswith("b") for dim in dims.lhs_ragged)
+        else ["g", *batch, *free]
+    )
     sizes: dict[str, int] = {}
     groups = ["g"] if len(shapes[2]) == 1 else ["", "g"]
     for names, shape in ((lhs, shapes[0]), (rhs, shapes[1]), (groups, shapes[2])):
         sizes |= {name: size for name, size in zip(names, shape, strict=False) if name}
     contracted = " ".join(name for name in lhs if name.startswith("k"))
-    sizes_factors = groups if len(groups) == len(shapes[2]) and all(groups) else [f"s{i}" for i in range(len(shapes[2]))]
-    sizes |= {name: size for name, size in zip(sizes_factors, shapes[2], strict=True)}
-    return rule_text(
-        [lhs, rhs, sizes_factors], [result], sizes, reduced=contracted + (" g" if ragged_rows else "")
+    sizes_factors = (
+        groups if len(groups) == len(shapes[2]) and all(groups) else [f"s{i}" for i in range(len(shapes[2]))]
     )
+    sizes |= dict(zip(sizes_factors, shapes[2], strict=True))
+    return rule_text([lhs, rhs, sizes_factors], [result], sizes, reduced=contracted + (" g" if ragged_rows else ""))
 
 
 def _top_k(op: Any) -> str:
@@ -100,9 +105,7 @@ def _top_k(op: Any) -> str:
     shape, results = ir.ShapedType(op.operands[0].type).shape, [ir.ShapedType(value.type).shape for value in op.results]
     passing = [f"p{dim}" for dim in range(len(shape) - 1)]
     sizes = dict(zip(passing, shape, strict=False)) | {"last": shape[-1], "k": results[0][-1]}
-    return rule_text(
-        [[*passing, "last"]], [[*passing, "k"]] * len(results), sizes, replicated="last k"
-    )
+    return rule_text([[*passing, "last"]], [[*passing, "k"]] * len(results), sizes, replicated="last k")
 
 
 _RULES: Mapping[str, Callable[[Any], str]] = {

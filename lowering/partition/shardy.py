@@ -64,19 +64,22 @@ def run_shardy(
         notes.append(_ABORT_NOTE)
         code, out, errors = _ask(start_worker(), data, "direct", timeout_s, source)
     if code:
-        raise ToolError(f"partitioning {source} failed: {_reason(code, errors)}", "capture it for fewer axes, or report the module")
+        raise ToolError(
+            f"partitioning {source} failed: {_reason(code, errors)}", "try route='direct', or report the module"
+        )
     line, _, module = out.partition(b"\n")
     header: dict[str, Any] = json.loads(line)
     if "error" in header:
-        kind = InputError if header["kind"] == "InputError" else ToolError
-        raise kind(f"partitioning {source}: {header['error']}", header["hint"])
+        if header["kind"] == "InputError":
+            raise InputError(header["error"], header["hint"])
+        raise ToolError(f"partitioning {source}: {header['error']}", header["hint"])
     header["notes"] = notes + header["notes"]
     return Partitioned(module, header)
 
 
 def _ask(worker: Worker, data: bytes, route: str, timeout_s: float, source: str) -> tuple[int, bytes, str]:
     process = worker.process
-    request = json.dumps({"route": route}).encode() + b"\n" + data
+    request = json.dumps({"route": route, "source": source}).encode() + b"\n" + data
     try:
         out, _ = process.communicate(request, timeout=timeout_s)
         worker.errors.seek(0)

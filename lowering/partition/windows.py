@@ -10,7 +10,7 @@ from stablecast.ir.types import ValueType
 from stablecast.lowering.partition.halo import Exchange, Halo, final, halo
 from stablecast.lowering.partition.site import Site
 
-SCATTER_NOTE = "the gradient of an overlapping pooling on a sharded dimension: its halo is modelled, not XLA's exact steps"
+SCATTER_NOTE = "the gradient of an overlapping pooling on a sharded dimension: its halo is modelled on that of a window"
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,11 @@ def test_reports_look_as_agreed(run: Run, module: str, golden: Callable[[str, st
 
 def test_integer_products_need_an_integer_peak(run: Run, module: str) -> None:
     """int8 runs on the H100's matrix units; a V100 has none of that mode, and no device has one for int16."""
-    for element, mode, device, code in (("i8", "int8", "h100-sxm", 0), ("i8", "int8", "v100-sxm2", 2), ("i16", "int16", "h100-sxm", 2)):
+    for element, mode, device, code in (
+        ("i8", "int8", "h100-sxm", 0),
+        ("i8", "int8", "v100-sxm2", 2),
+        ("i16", "int16", "h100-sxm", 2),
+    ):
         Path(module).write_text(
             f"""module {{ func.func @main(%x: tensor<64x64x{element}>, %y: tensor<64x64x{element}>) -> tensor<64x64xi32> {{
  %0 = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0] : (tensor<64x64x{element}>, tensor<64x64x{element}>) -> tensor<64x64xi32>

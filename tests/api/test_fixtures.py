@@ -9,7 +9,7 @@ import pytest
 
 import stablecast
 from stablecast._predict import Options, Session
-from stablecast.frontends.script import ArgumentOptions
+from stablecast.frontends.arguments import ArgumentOptions
 
 Run = Callable[..., Any]
 

@@ -1,4 +1,4 @@
-"""Collectives of one node and of racks: NCCL tables, XLA's tables, Vidur's and LLMCompass's all-reduces, DeepBench's."""
+"""Collectives of one node and of racks: NCCL tables, XLA's tables, Vidur's and LLMCompass's all-reduces."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,17 +47,29 @@ def run(data: Data) -> list[Row]:
     """Every row of the suite."""
     rows: list[Row] = []
     for name, device in _NCCL.items():
-        messages = [_nccl(record) for record in data.read(f"aiconfigurator/nccl_{name}.csv.gz") if record["dtype"] == "half"]
+        messages = [
+            _nccl(record) for record in data.read(f"aiconfigurator/nccl_{name}.csv.gz") if record["dtype"] == "half"
+        ]
         rows += _rows(data, device, messages, "nccl", "aiconfigurator nccl")
     records = data.read("xla_perf_tables/collectives.csv.gz")
     for key, device in _XLA.items():
-        own = [record for record in records if record["device_key"] == key and record["devices_per_group"] and number(record, "latency_us")]
+        own = [
+            record
+            for record in records
+            if record["device_key"] == key and record["devices_per_group"] and number(record, "latency_us")
+        ]
         rows += _rows(data, device, [_xla(record) for record in own], "xla", "xla collectives")
     records = data.read("vidur/collectives.csv.gz")
     for node, device in _VIDUR.items():
         own = [record for record in records if record["node"] == node and record["collective"] == "all_reduce"]
         inside = [record for record in own if record["num_workers"] == record["devices_per_node"]]
-        rows += _rows(data, device, [_vidur(record) for record in data.thinned(inside, f"vidur collectives on {node}")], "vidur", "")
+        rows += _rows(
+            data,
+            device,
+            [_vidur(record) for record in data.thinned(inside, f"vidur collectives on {node}")],
+            "vidur",
+            "",
+        )
     compass = [_compass(record) for record in data.read("llmcompass/allreduce_4xA100.csv")]
     rows += _rows(data, "a100-sxm-80gb", compass, "llmcompass", "")
     return rows

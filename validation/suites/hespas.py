@@ -37,7 +37,9 @@ def run(data: Data) -> list[Row]:
         if record["workload"] == "resnet50" and device:
             measured = float(record["runtime_s"])
             rows.append(_row(data, program, device, measured, half_digit(record["runtime_s"], 1.0), peers))
-    data.notes.append("hespas: the llama3 rows and the other ResNets need captures of the example programs for 4 devices")
+    data.notes.append(
+        "hespas: the llama3 rows and the other ResNets need captures of the example programs for 4 devices"
+    )
     return rows
 
 
@@ -58,7 +60,12 @@ def _peers(data: Data) -> dict[str, float]:
 
 
 def _row(
-    data: Data, program: DeviceProgram, device: str, measured_s: float, rounding_s: float | None, peers: Mapping[str, float]
+    data: Data,
+    program: DeviceProgram,
+    device: str,
+    measured_s: float,
+    rounding_s: float | None,
+    peers: Mapping[str, float],
 ) -> Row:
     system = data.catalogue.resolve(f"{device}:{_DEVICES}")
     found = predict_device_program(program, system, Settings(_choice(data), {}), "resnet50")

@@ -52,7 +52,9 @@ def _deepbench_gemm(element: str) -> Make:
         m, n, k = whole(record, "m", "n", "k")
         time = record["time_ms"]
         row = specs.matmul(device, element, m, n, k)
-        return Case(f"gemm {m}x{n}x{k} {element}", row, float(time) * _MILLI, f"gemm {element}", {}, half_digit(time, _MILLI))
+        return Case(
+            f"gemm {m}x{n}x{k} {element}", row, float(time) * _MILLI, f"gemm {element}", {}, half_digit(time, _MILLI)
+        )
 
     return make
 
@@ -76,7 +78,9 @@ def vidur(data: Data) -> list[Row]:
     rows: list[Row] = []
     records = data.read("vidur/mlp.csv.gz")
     for gpu, device in _VIDUR.items():
-        own = data.thinned([record for record in records if record["gpu"] == gpu], f"vidur on {device}", len(_VIDUR_LAYERS))
+        own = data.thinned(
+            [record for record in records if record["gpu"] == gpu], f"vidur on {device}", len(_VIDUR_LAYERS)
+        )
         for column, make in _VIDUR_LAYERS.items():
             rows += data.kernels("vidur", device, own, _vidur_case(column, make))
     return rows
@@ -193,7 +197,9 @@ def gemm(data: Data) -> list[Row]:
         own = [record for record in records if record["device_key"] == key and _usable(record)]
         for element in sorted({record["lhs"] for record in own}):
             some = [record for record in own if record["lhs"] == element]
-            rows += data.kernels("gemm", device, data.thinned(some, f"xla {element} on {device}"), _xla, f"xla matmul {element}")
+            rows += data.kernels(
+                "gemm", device, data.thinned(some, f"xla {element} on {device}"), _xla, f"xla matmul {element}"
+            )
     ladder = data.read("tpu_step_times/gemm_tflops.csv")
     for prefix, device in (("v7x", "tpu-v7x"), ("v6e", "tpu-v6e")):
         own = [record for record in ladder if record["tpu"].startswith(prefix) and "host timer" not in record["basis"]]
@@ -204,7 +210,9 @@ def gemm(data: Data) -> list[Row]:
 def _usable(record: Record) -> bool:
     """Plain types only, without the rows above the data sheet's peak that the data's README names."""
     plain = record["lhs"] == record["rhs"] == record["out"] and record["lhs"] in _XLA_TYPES
-    return plain and number(record, "latency_us") > 0 and not (record["device_key"] == "gfx950" and record["lhs"] == "f32")
+    return (
+        plain and number(record, "latency_us") > 0 and not (record["device_key"] == "gfx950" and record["lhs"] == "f32")
+    )
 
 
 def _served(device: Device, record: Record) -> Case:

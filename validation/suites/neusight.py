@@ -90,7 +90,12 @@ def vector(device: Device, record: Record) -> Case:
     rows, columns = whole(record, "rows", "cols")
     kind = record["op"]
     group = f"kernel {kind}" if kind in ("softmax", "ln") else "kernel elementwise"
-    return Case(f"{kind} {rows}x{columns} f32", vector_row(device, kind, rows, columns), number(record, "latency_ms") * _MILLI, group)
+    return Case(
+        f"{kind} {rows}x{columns} f32",
+        vector_row(device, kind, rows, columns),
+        number(record, "latency_ms") * _MILLI,
+        group,
+    )
 
 
 def vector_row(device: Device, kind: str, rows: int, columns: int) -> KernelRow:
@@ -123,7 +128,12 @@ def operator_rows(data: Data) -> list[Row]:
     return rows
 
 
-_GROUPS: Final[Mapping[str, str]] = {"Linear": "op linear", "BMM": "op bmm", "VECln": "op ln", "VECsoftmax": "op softmax"}
+_GROUPS: Final[Mapping[str, str]] = {
+    "Linear": "op linear",
+    "BMM": "op bmm",
+    "VECln": "op ln",
+    "VECsoftmax": "op softmax",
+}
 
 
 def _config(record: Record) -> str:

@@ -10,14 +10,51 @@ from stablecast.validation.suites.base import Data, Row, Suite
 SUITES: Final[Mapping[str, Suite]] = {
     suite.name: suite
     for suite in (
-        Suite("neusight", "NeuSight: FP32 kernels, operators and models", neusight.run, "github.com/sitar-lab/NeuSight", held_out=True),
-        Suite("deepbench", "DeepBench: products and convolutions, 2016-2019", kernels.deepbench, "github.com/baidu-research/DeepBench"),
+        Suite(
+            "neusight",
+            "NeuSight: FP32 kernels, operators and models",
+            neusight.run,
+            "github.com/sitar-lab/NeuSight",
+            held_out=True,
+        ),
+        Suite(
+            "deepbench",
+            "DeepBench: products and convolutions, 2016-2019",
+            kernels.deepbench,
+            "github.com/baidu-research/DeepBench",
+        ),
         Suite("vidur", "Vidur: FP16 LLM layers", kernels.vidur, "github.com/microsoft/vidur", held_out=True),
-        Suite("llmcompass", "LLMCompass: FP16 operators", kernels.llmcompass, "github.com/PrincetonUniversity/LLMCompass", held_out=True),
-        Suite("tpu-v4", "TPU v4 kernels in FP16", kernels.tpu_v4, "github.com/scalesim-project/SCALE-Sim-validation", held_out=True),
-        Suite("gemm", "Large tables of matrix products", kernels.gemm, "github.com/ai-dynamo/aiconfigurator, github.com/openxla/xla"),
-        Suite("collectives", "Collectives", collectives.run, "github.com/ai-dynamo/aiconfigurator, github.com/openxla/xla"),
-        Suite("hespas", "HeSPaS: training steps on four GPUs", hespas.run, "github.com/imec-int/hespas", held_out=True, path="program"),
+        Suite(
+            "llmcompass",
+            "LLMCompass: FP16 operators",
+            kernels.llmcompass,
+            "github.com/PrincetonUniversity/LLMCompass",
+            held_out=True,
+        ),
+        Suite(
+            "tpu-v4",
+            "TPU v4 kernels in FP16",
+            kernels.tpu_v4,
+            "github.com/scalesim-project/SCALE-Sim-validation",
+            held_out=True,
+        ),
+        Suite(
+            "gemm",
+            "Large tables of matrix products",
+            kernels.gemm,
+            "github.com/ai-dynamo/aiconfigurator, github.com/openxla/xla",
+        ),
+        Suite(
+            "collectives", "Collectives", collectives.run, "github.com/ai-dynamo/aiconfigurator, github.com/openxla/xla"
+        ),
+        Suite(
+            "hespas",
+            "HeSPaS: training steps on four GPUs",
+            hespas.run,
+            "github.com/imec-int/hespas",
+            held_out=True,
+            path="program",
+        ),
     )
 }
 PLANNED: Final = ("tpu-steps", "vtrain", "torchtitan", "timm")
@@ -31,7 +68,9 @@ def suite_names(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     for name in names:
         if name in PLANNED:
-            raise InputError(f"suite '{name}' needs captured models and is not there yet", "known: " + ", ".join(SUITES))
+            raise InputError(
+                f"suite '{name}' needs captured models and is not there yet", "known: " + ", ".join(SUITES)
+            )
         if name not in SUITES:
             raise InputError(f"unknown suite '{name}'", near_names(name, SUITES) or "known: " + ", ".join(SUITES))
     if not names:

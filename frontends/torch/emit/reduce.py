@@ -266,3 +266,22 @@ def count_nonzero(e: Emitter, x: Val, dims: Any = None) -> Val:
     return e.reshape(e.reduce(ones, axes_of(dims, x.rank), "add"), e.out.shape)
 
 
+
+
+@emits("aten.histc")
+def histc(e: Emitter, x: Val, bins: int = 100, low: float = 0, high: float = 0) -> Val:
+    """Counts of elements in equal bins between `low` and `high`; the last bin holds its upper end."""
+    if low == high:
+        raise NotImplementedError("a histogram whose range follows from the data")
+    flat = e.convert(e.reshape(x, (math.prod(x.shape),)), "f32")
+    place = e.unary("floor", e.scale(e.shift(flat, -low), bins / (high - low)))
+    place = e.binary("minimum", place, e.splat(bins - 1, place.shape, "f32"))
+    inside = e.binary(
+        "and_",
+        e.compare(flat, e.splat(low, flat.shape, "f32"), "GE"),
+        e.compare(flat, e.splat(high, flat.shape, "f32"), "LE"),
+    )
+    shape = (flat.shape[0], bins)
+    hits = e.compare(e.broadcast_in_dim(e.convert(place, "i32"), shape, (0,)), e.iota(shape, 1, "i32"), "EQ")
+    counted = e.binary("and_", hits, e.broadcast_in_dim(inside, shape, (0,)))
+    return e.reduce(e.convert(counted, e.out.dtype), [0], "add")

@@ -56,8 +56,28 @@ def _zeros(e: Emitter, spec: Any) -> Val | None:
     return None if spec is None else e.splat(0, *spec)
 
 
-@emits("aten._embedding_bag_dense_backward")
+@emits("aten._embedding_bag_backward")
 def embedding_bag_backward(
+    e: Emitter,
+    grad: Val,
+    index: Val,
+    offsets: Val,
+    offset2bag: Val,
+    bag_size: Val,
+    maximum: Val,
+    rows: int,
+    scale_grad: bool,
+    mode: int,
+    sparse: bool,
+    weights: Val | None,
+    padding: int = -1,
+) -> Val:
+    bags, _ = _bags(e, index, offsets, grad.shape[0] < offsets.shape[0])
+    return _bag_gradient(e, grad, index, bags, rows, mode, weights)
+
+
+@emits("aten._embedding_bag_dense_backward")
+def embedding_bag_dense_backward(
     e: Emitter,
     grad: Val,
     index: Val,
@@ -70,11 +90,16 @@ def embedding_bag_backward(
     weights: Val | None,
     padding: int = -1,
 ) -> Val:
+    return _bag_gradient(e, grad, index, offset2bag, rows, mode, weights)
+
+
+def _bag_gradient(e: Emitter, grad: Val, index: Val, bags: Val, rows: int, mode: int, weights: Val | None) -> Val:
+    """Each row's gradient: its bag's, over the bag's size for a mean."""
     if mode not in (_SUM, _MEAN):
         raise NotImplementedError("embedding bags that take a maximum")
-    bags = offset2bag
     if mode == _MEAN:
-        safe = e.convert(e.binary("maximum", bag_size, e.splat(1, bag_size.shape, bag_size.dtype)), grad.dtype)
+        sizes = put_rows(e, e.splat(0, grad.shape[:1], bags.dtype), bags, e.splat(1, bags.shape, bags.dtype), 0, "add")
+        safe = e.convert(e.binary("maximum", sizes, e.splat(1, sizes.shape, sizes.dtype)), grad.dtype)
         grad = e.div(grad, e.broadcast_in_dim(safe, grad.shape, (0,)))
     updates = take_rows(e, grad, bags)
     if weights is not None:

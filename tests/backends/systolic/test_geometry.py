@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablecast.backends.systolic.geometry import (
@@ -25,6 +25,7 @@ def test_folds_by_hand(dataflow: Dataflow, lines: int, folds: int) -> None:
     assert (grid.lines, grid.folds, grid.total_lines) == (lines, folds, lines * folds)
 
 
+@settings(deadline=None)
 @given(st.integers(-3, 30), st.integers(1, 9), st.integers(1, 9))
 def test_trapezoid_counts_pairs(t: int, height: int, width: int) -> None:
     pairs = [j + c for j in range(height) for c in range(width)]
@@ -32,12 +33,14 @@ def test_trapezoid_counts_pairs(t: int, height: int, width: int) -> None:
     assert trapezoid_array(np.array([t]), height, width).tolist() == [trapezoid(t, height, width)]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9))
 def test_trapezoid_line_is_the_inverse(height: int, width: int) -> None:
     pairs = sorted(j + c for j in range(height) for c in range(width))
     assert [trapezoid_line(count + 1, height, width) for count in range(len(pairs))] == pairs
 
 
+@settings(deadline=None)
 @given(st.sampled_from(DATAFLOWS), st.integers(1, 6), st.integers(1, 6), *(st.integers(1, 14) for _ in range(3)))
 def test_output_words_and_lines_agree(dataflow: Dataflow, rows: int, cols: int, m: int, n: int, k: int) -> None:
     stream = OfmapStream(FoldGrid.of(dataflow, rows, cols, m, n, k))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stablecast.backends.systolic import DATAFLOWS, Dataflow, Layer, SramBanks, SystolicConfig, evaluate
+from stablecast.backends.systolic import DATAFLOWS, Dataflow, Layer, SramBanks, SystolicConfig, evaluate, shared_ring
 
 Matrix = list[list[int]]
 
@@ -302,6 +302,16 @@ _CONFIGS = st.builds(
 @given(layer=st.one_of(_convolutions(), _PRODUCTS), config=_CONFIGS)
 def test_equal_to_stepping_every_line(layer: Layer, config: SystolicConfig) -> None:
     assert _fast(layer, config) == _slow(layer, config)
+
+
+def test_long_rings_are_renumbered_and_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer("c", 14, 13, 3, 3, 10, 9)
+    config = SystolicConfig(4, 5, 1, 1, 1, "ws", "USER", bandwidths=(2,), ifmap=SramBanks(3), filter=SramBanks(2))
+    whole = _fast(layer, config)
+    monkeypatch.setattr(shared_ring, "_RENUMBER_AT", 10)
+    monkeypatch.setattr(shared_ring, "_KEPT_WORDS", 100)
+    monkeypatch.setattr(shared_ring, "_CHUNK_WORDS", 64)
+    assert _fast(layer, config) == whole
 
 
 @pytest.mark.parametrize("dataflow", DATAFLOWS)

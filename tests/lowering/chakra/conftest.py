@@ -14,7 +14,17 @@ MATMUL = KernelRow(
     KernelClass.MATMUL, "bf16", "bf16", "f32", "bf16", m=4096, n=4096, k=1024, matmul_flops=2.0 * 4096 * 4096 * 1024,
     bytes_read=16e6, bytes_written=33554432, label="dot_general",
 )  # fmt: skip
-NORM = KernelRow(KernelClass.ELEMENTWISE, "vector", "bf16", "", "bf16", elems=4096, vector_flops=4096 * 5, bytes_read=8192, bytes_written=8192)
+NORM = KernelRow(
+    KernelClass.ELEMENTWISE,
+    "vector",
+    "bf16",
+    "",
+    "bf16",
+    elems=4096,
+    vector_flops=4096 * 5,
+    bytes_read=8192,
+    bytes_written=8192,
+)
 ROWS = (MATMUL, NORM)
 DURATIONS = np.array([1.2345678e-4, 3e-7])
 
@@ -25,7 +35,9 @@ class Steps:
     def __init__(self, **axes: int) -> None:
         self.mesh = Mesh("mesh", tuple(axes.items()))
 
-    def reduce(self, axis: str, nbytes: int = 1 << 20, deps: Sequence[int] = (), kind: str = "all_reduce") -> Collective:
+    def reduce(
+        self, axis: str, nbytes: int = 1 << 20, deps: Sequence[int] = (), kind: str = "all_reduce"
+    ) -> Collective:
         groups = over_axes("mesh", self.mesh.axes, [axis])
         result = nbytes * groups.size if kind == "all_gather" else nbytes
         if kind == "reduce_scatter":
@@ -47,8 +59,7 @@ class Steps:
             body.append(Kernel(1, scope=f"jit(step)/layer{layer}/norm/mul", deps=before))
             body.append(Kernel(0, scope=f"jit(step)/layer{layer}/mlp/dot_general", deps=(len(body) - 1,)))
             body.append(self.reduce("tp", deps=(len(body) - 1,)))
-        for layer in range(count):
-            body.append(self.reduce("dp", 1 << 22, deps=(3 * layer + 1,)))
+        body += [self.reduce("dp", 1 << 22, deps=(3 * layer + 1,)) for layer in range(count)]
         return self.program(tuple(body))
 
     def looped(self, count: int = 5) -> DeviceProgram:
@@ -58,10 +69,13 @@ class Steps:
             Kernel(0, scope="layer/mlp", deps=(0,)),
             self.reduce("tp", deps=(1,)),
         )
-        return self.program((Kernel(1, scope="embed"), Loop(inner, count, deps=(0,)), Kernel(1, scope="loss", deps=(1,))))
+        return self.program(
+            (Kernel(1, scope="embed"), Loop(inner, count, deps=(0,)), Kernel(1, scope="loss", deps=(1,)))
+        )
 
     def stages(self) -> list[RolePart]:
         """Two pipeline stages over axis pp, which hand one message on and one back."""
+
         def part(stage: int) -> RolePart:
             there = P2P("send", "pp", 1, 7, 4096, deps=(1,)), P2P("recv", "pp", 1, 8, 2048)
             here = P2P("recv", "pp", -1, 7, 4096), P2P("send", "pp", -1, 8, 2048, deps=(2,))
@@ -76,6 +90,12 @@ class Steps:
 
 
 @pytest.fixture
+def steps() -> type[Steps]:
+    """Makes small programs: `steps(dp=2, tp=4).layers()`."""
+    return Steps
+
+
+@pytest.fixture
 def durations() -> FloatArray:
-    """Seconds of the two kernels of `Steps`."""
+    """Seconds of the two kernels of `Steps`: a product and a norm."""
     return DURATIONS

@@ -1,0 +1,50 @@
+"""`validate`: a measured trace, alone or beside the prediction of a workload."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stablecast._predict import Session
+from stablecast.backends.predictor import Settings
+from stablecast.backends.registry import parse_choice
+from stablecast.frontends.traces import read_ranks
+from stablecast.ir.errors import InputError
+from stablecast.validation.measured import MeasuredRun, measure
+from stablecast.validation.ranks import AlignedRanks, align
+from stablecast.validation.report import ValidationReport
+from stablecast.validation.report import validate as lay_beside
+
+
+def measured_runs(traces: Sequence[str | Path], device: int | None, step: str) -> tuple[MeasuredRun, ...]:
+    """The runs of one or several ranks."""
+    return tuple(measure(events, device=device, step=step) for events in read_ranks(traces))
+
+
+def validate(
+    *traces: str | Path,
+    session: Session | None = None,
+    on: str = "",
+    device: int | None = None,
+    step: str = "",
+) -> ValidationReport:
+    """Lay the prediction of `session`'s input on `on` beside a measured trace; without them, describe the run.
+
+    `traces`: one file, or one a rank (the slowest one is reported). `device`: which device of the trace. `step`: the
+    annotation that marks a step. Raises `InputError` for what cannot be read.
+    """
+    if not traces:
+        raise InputError("no trace is given")
+    runs = measured_runs(traces, device, step)
+    run = max(runs, key=lambda found: found.median_step_s)
+    if session is None:
+        return lay_beside(run)
+    if not on:
+        raise InputError("a workload needs a device to be predicted on", "give --on h100-sxm")
+    system = session.system(on)
+    program = session.device_program(system.device)
+    settings = Settings(parse_choice(session.options.backend), session.options.conventions.loops)
+    return lay_beside(run, program, system, settings, session.name)
+
+
+def aligned(traces: Sequence[str | Path], device: int | None = None, step: str = "") -> AlignedRanks:
+    """Several ranks of one run on one clock."""
+    return align(measured_runs(traces, device, step))

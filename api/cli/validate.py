@@ -1,0 +1,113 @@
+"""`validate` and `accuracy`: predictions against measurements."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stablecast.cli import options as opt
+from stablecast.cli.app import app
+from stablecast.ir.errors import InputError
+
+_LOG = Path("docs") / "accuracy_log.csv"
+Traces = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TRACE...", help="A measured trace (Kineto, xplane.pb, Chakra, nsys, CSV; .gz too), or one a rank."
+    ),
+]
+
+
+@app.command()
+def validate(
+    traces: Traces,
+    workload: Annotated[
+        str, typer.Option("--workload", help="What was run: a capture, a StableHLO or HLO file, or script.py:function.")
+    ] = "",
+    on: Annotated[str, typer.Option("--on", metavar="NAME[:N]", help="The device or system that it ran on.")] = "",
+    backend: opt.Backend = "analytical",
+    exec_model: opt.Exec = "auto",
+    mesh: opt.Mesh = [],
+    platform: opt.For = "",
+    args: opt.Args = "",
+    arg: opt.Arg = [],
+    settings: opt.Set = [],
+    loop: opt.Loop = [],
+    dim: opt.Dim = [],
+    step: Annotated[
+        str, typer.Option("--step", help="The annotation that marks a step, where it has an unusual name.")
+    ] = "",
+    device: Annotated[
+        int | None, typer.Option("--device", help="Which device of the trace; the first with work if left out.")
+    ] = None,
+    graph: Annotated[
+        bool, typer.Option("--graph", help="Only compare the graphs; exit with 3 and --strict where they differ.")
+    ] = False,
+    output: Annotated[Path | None, typer.Option("--html", help="Write a page with both timelines.")] = None,
+    json: opt.Json = False,
+    strict: opt.Strict = False,
+) -> None:
+    """A measured trace beside the prediction of what was run: step, parts, classes, layers, largest differences.
+
+    Without --workload: what the trace says. Steps are found by annotation, by compiled module or by repetition.
+    """
+    from stablecast._predict import Session
+    from stablecast._validate import validate as run_validation
+    from stablecast.ir.errors import IncompleteError
+
+    if graph and not workload:
+        raise InputError("--graph compares with a prediction", "give --workload and --on")
+    session = None
+    if workload:
+        conventions = opt.make_conventions(loop, dim)
+        session = Session(
+            workload, opt.make_options(backend, exec_model, mesh, platform, args, arg, settings, conventions)
+        )
+    with opt.progress(f"reading {traces[0]}"):
+        report = run_validation(*traces, session=session, on=on, device=device, step=step)
+    if output is not None:
+        opt.write_text(output, report.to_html())
+    if graph and report.graph is not None:
+        text = (
+            jsonlib.dumps({"schema": 1, "graph": report.graph.to_dict()})
+            if json
+            else jsonlib.dumps(report.graph.to_dict(), indent=2)
+        )
+        typer.echo(text)
+    else:
+        typer.echo(report.to_json() if json else repr(report))
+    if strict and report.graph is not None and not report.graph.ok:
+        raise IncompleteError("the predicted graph differs from the one that ran")
+
+
+@app.command()
+def accuracy(
+    suite: Annotated[str, typer.Option("--suite", help="A suite, several with commas, or all.")] = "all",
+    data: Annotated[Path, typer.Option("--data", help="Folder of the measurements.")] = Path("../shared/data"),
+    backend: opt.Backend = "analytical",
+    rows: Annotated[
+        int, typer.Option("--rows", help="Rows to score of one table and device; larger tables are thinned.")
+    ] = 4000,
+    picture: Annotated[Path | None, typer.Option("--plot", help="Write a scatter plot (SVG).")] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", help="Where looks at test sets are logged; docs/accuracy_log.csv if it is there."),
+    ] = None,
+    json: opt.Json = False,
+    csv: opt.Csv = False,
+) -> None:
+    """How far predictions are from public measurements, a table a suite, peers' own predictions beside them."""
+    opt.one_format(json, csv)
+    from stablecast.validation.accuracy import append_log, run_accuracy, scatter
+
+    if rows < 1:
+        raise InputError(f"--rows is {rows}", "give a whole number from 1 up")
+    with opt.progress(f"scoring {suite}"):
+        report = run_accuracy(suite, data, backend, rows)
+    target = log or (_LOG if _LOG.is_file() else None)
+    if target is not None:
+        append_log(report, target)
+    if picture is not None:
+        opt.write_text(picture, scatter(report.rows))
+    typer.echo(report.to_json() if json else report.to_csv().rstrip() if csv else repr(report))

@@ -1,0 +1,86 @@
+"""Partitions against XLA's own: `benchmarks/partition_golden.py` made the golden files."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from jax.sharding import AbstractMesh
+
+from stablecast.ir import mlir
+from stablecast.ir.program import Mesh, Program
+from stablecast.lowering.device import Target, lower
+from stablecast.lowering.partition import partition
+from stablecast.lowering.partition.rewrite import two_rewrites
+from stablecast.lowering.partition.tally import Tally, tally
+
+GOLDEN = Path(__file__).parent / "golden"
+FAMILIES = (
+    *("data_parallel", "tensor_parallel", "dp_tp", "fsdp", "fsdp_tp_unrolled", "fsdp_tp_scan", "sequence_parallel"),
+    *("context_parallel", "moe_one_hot", "moe_ragged", "vocabulary", "spatial_convolution", "cond", "nested_loops"),
+    *("shard_map_collectives", "ppermute_pipeline", "zero1"),
+)
+SMALL = (
+    *("slice_half", "slice_stride", "slice_second_half", "pad_double", "concat", "concat_no_room", "roll", "reverse"),
+    *("cumsum", "cummax", "sort", "pool", "pool_stride", "pool_grad", "conv_3", "conv_5", "conv_3_stride"),
+    *("conv_3_dilated", "conv_3_grad", "conv_3_stride_grad", "dynamic_slice", "dynamic_update", "argmax", "top_k"),
+    *("gather_rows", "scatter_rows", "flip_transpose"),
+)
+KNOWN_TO_DIFFER = ("pad_shift", "pool_grad_overlap", "fft")
+
+
+def _partitioned(families: ModuleType, name: str, family: Any) -> Program:
+    mesh = AbstractMesh(tuple(family.mesh.values()), tuple(family.mesh))
+    return partition(mlir.write_bytecode(families.lowered(name, family, mesh).compiler_ir("stablehlo")), name)
+
+
+def _by_axes(counts: Tally) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for line in counts.traffic:
+        sums[line.axes] = sums.get(line.axes, 0.0) + line.wire_bytes
+    return sums
+
+
+def _golden_by_axes(golden: Mapping[str, Any]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for line in golden["collectives"]:
+        sums[line["axes"]] = sums.get(line["axes"], 0.0) + line["wire_bytes"]
+    return sums
+
+
+def _compare(program: Program, name: str, family: Any) -> None:
+    golden = json.loads((GOLDEN / f"{name}.json").read_text())
+    assert golden["mesh"] == dict(family.mesh)
+    counts = tally(two_rewrites(program), [Mesh("logical", tuple(family.mesh.items()))])
+    assert _by_axes(counts) == pytest.approx(_golden_by_axes(golden["rewritten"]))
+    assert math.isclose(counts.matmul_flops, golden["rewritten"]["matmul_flops"])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_family_sends_and_multiplies_what_xla_does(families: ModuleType, name: str) -> None:
+    family = families.FAMILIES[name]
+    program = _partitioned(families, name, family)
+    _compare(program, name, family)
+    device = lower(program, Target("tpu"))
+    assert device.num_devices == math.prod(family.mesh.values())
+    assert device.complete
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_shardy_leaves_out(families: ModuleType, small: ModuleType, name: str) -> None:
+    family = small.SMALL[name]
+    _compare(_partitioned(families, name, family), name, family)
+
+
+@pytest.mark.parametrize("name", KNOWN_TO_DIFFER)
+def test_known_differences_still_send_something(families: ModuleType, small: ModuleType, name: str) -> None:
+    program = _partitioned(families, name, small.SMALL[name])
+    assert tally(program).wire_bytes > 0
+
+
+def test_every_family_has_a_test(families: ModuleType, small: ModuleType) -> None:
+    assert set(FAMILIES) == set(families.FAMILIES)
+    assert {*SMALL, *KNOWN_TO_DIFFER} == set(small.SMALL)
