@@ -25,6 +25,7 @@ from stablecast.ir.reader import bind_dimensions, dynamic_dimensions, read
 from stablecast.ir.reader.dynamic import unbound
 from stablecast.ir.workload import Workload
 from stablecast.lowering.device import Target, lower
+from stablecast.lowering.partition import partition
 from stablecast.lowering.products import PLAIN_ARITHMETIC, TF32_ARITHMETIC, TPU_ARITHMETIC, Arithmetic
 
 _VENDOR_PLATFORM = {"NVIDIA": "cuda", "AMD": "rocm"}
@@ -108,6 +109,7 @@ class Session:
         self.options = options
         self.catalogue = catalogue or Catalogue()
         self._workloads: dict[str, Workload] = {}
+        self._programs: dict[str, Program] = {}
         self._lowered: dict[tuple[str, Arithmetic], DeviceProgram] = {}
         self._traces: TracePrograms | None = None
         if options.exec not in ("auto", "xla"):
@@ -148,8 +150,18 @@ class Session:
         return self._traces
 
     def program(self, platform: str) -> Program:
-        """The program of the workload's first module."""
+        """The program of one device: that of the workload's first module, partitioned where it is a whole mesh's."""
         workload = self.workload(platform)
+        key = workload.platform
+        if key not in self._programs:
+            data, program = self._whole(workload)
+            if program.stage.is_global and program.num_partitions > 1:
+                program = partition(data, workload.source or "program")
+            self._programs[key] = program
+        return self._programs[key]
+
+    def _whole(self, workload: Workload) -> tuple[bytes, Program]:
+        """The workload's first module with its open dimensions bound, and the program in it."""
         data, source = workload.modules[0].data, workload.source or "program"
         if self.options.conventions.dims:
             data = bind_dimensions(data, self.options.conventions.dims, source)
@@ -157,7 +169,7 @@ class Session:
         open_dimensions = dict.fromkeys(dimension.name for dimension in dynamic_dimensions(program))
         if open_dimensions:
             raise unbound(source, list(open_dimensions))
-        return program
+        return data, program
 
     def device_program(self, device: Device) -> DeviceProgram:
         """The kernels of one device, for the platform and arithmetic of `device`."""
@@ -170,7 +182,8 @@ class Session:
         key = (workload.platform, target.arithmetic)
         if key not in self._lowered:
             lowered = lower(self.program(platform), target, self.options.conventions)
-            self._lowered[key] = replace(lowered, platform=workload.platform or lowered.platform, notes=workload.notes)
+            platform = workload.platform or lowered.platform
+            self._lowered[key] = replace(lowered, platform=platform, notes=(*workload.notes, *lowered.notes))
         return self._lowered[key]
 
     def lowered_alone(self) -> DeviceProgram:

@@ -127,7 +127,8 @@ class AccuracyReport:
         lines += [f"note: {note}" for note in self.notes]
         lines.append(
             "errors are of predicted against measured; * the shipped constants were fitted on that table. "
-            "across devices: median error of the ratio between two devices; order: how often the faster device is picked."
+            "across devices: median error of the ratio between two devices; order: how often the faster "
+            "device is picked."
         )
         return "\n".join(lines)
 

@@ -18,8 +18,8 @@ class AlignedRanks:
     """Ranks of a run whose clocks are laid on that of the first.
 
     `offset_s[r]` is added to the times of run r. `spread_s`: how far apart the ends of one collective still are over
-    all ranks, median. `wait_s[r]`: mean time a collective of rank r takes beyond the shortest of all ranks: what it waits
-    for later ones. `matched`: collectives used.
+    all ranks, median. `wait_s[r]`: mean time a collective of rank r takes beyond the shortest of all ranks: what it
+    waits for later ones. `matched`: collectives used.
     """
 
     runs: tuple[MeasuredRun, ...]

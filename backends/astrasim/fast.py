@@ -91,7 +91,7 @@ class FastReplay:
     def _start(self, issuer: Issuer, index: int) -> None:
         step, role = issuer.steps[index], issuer.rank
         if step.act is Act.WAIT:
-            self._push(self.now + step.time_ns, self.now, self._end, (role, index))
+            self._push(self.now + max(step.time_ns, 0), self.now, self._end, (role, index))
         elif step.act is Act.COLLECTIVE:
             self._collective(role, index, step)
         elif step.act is Act.SEND:

@@ -82,6 +82,8 @@ def world_plan(
 
 def group_plan(kind: str, nbytes: int, ranks: int, members: int, splits: int, impl: Implementation) -> Plan:
     """The plan of a communicator group of `members` out of `ranks`: one ring in list order."""
+    if impl.name == "doubleBinaryTree":
+        raise InputError("doubleBinaryTree in a communicator group", "ASTRA-sim crashes on it: use ring or direct")
     chunk, streams = chunks(kind, nbytes, ranks, splits)
     return Plan(streams, (_phase(kind, 0, members, chunk, impl),), (members,), local=True)
 

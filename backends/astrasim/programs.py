@@ -33,6 +33,9 @@ COLLECTIVE_KINDS: Final[Mapping[int, str]] = {
     CollectiveType.REDUCE_SCATTER: "reduce_scatter",
 }
 
+SKIPPED: Final = -1
+"""Time of a node that ASTRA-sim passes over (roofline mode, tensor_size 0); nothing may wait for it."""
+
 
 class Slot(IntEnum):
     """What a node occupies on its rank; a receive needs nothing."""
@@ -244,6 +247,8 @@ class Programs:
         if node.type == NodeType.COMP:
             slot = Slot.CPU if cpu else Slot.COMPUTE
             time = lasting if cpu or not self._system.roofline else self._roofline(node)
+            if time == SKIPPED:
+                return Step(*base, Act.WAIT, Slot.NONE, deps, SKIPPED)
             return Step(*base, Act.WAIT, slot, deps, time)
         if node.type in (NodeType.MEM_LOAD, NodeType.MEM_STORE):
             return Step(*base, Act.MEMORY, Slot.COMM, deps, nbytes=_integer(node, "tensor_size"))
@@ -255,9 +260,10 @@ class Programs:
 
     def _roofline(self, node: Node) -> int:
         num_ops, tensor_size = _integer(node, "num_ops"), _integer(node, "tensor_size")
-        if num_ops < 1 or tensor_size < 1:
-            name = "num_ops" if num_ops < 1 else "tensor_size"
-            raise InputError(f"{name} is 0", "in roofline mode ASTRA-sim drops such a node, or runs it for 2^63 cycles")
+        if tensor_size < 1:
+            return SKIPPED
+        if num_ops < 1:
+            raise InputError("num_ops is 0", "in roofline mode ASTRA-sim runs such a node for 2^63 cycles")
         system = self._system
         if not system.peak_tflops or not system.local_mem_gbps:
             raise InputError(f"{system.source}: roofline mode needs peak-perf and local-mem-bw")
@@ -314,6 +320,11 @@ def _link(steps: Sequence[Step], rank: int) -> Shape:
         for dep in step.deps:
             if dep not in number:
                 raise InputError(f"rank {rank} {step}: it waits for node {dep}, which is not there")
+            if ordered[number[dep]].time_ns == SKIPPED:
+                raise InputError(
+                    f"rank {rank} {ordered[number[dep]]}: its tensor_size is 0",
+                    f"in roofline mode ASTRA-sim passes over it, and node {step.id}, which waits for it, never runs",
+                )
             links.children[number[dep]].append(index)
     _check_cycles(ordered, links, rank)
     return Shape(

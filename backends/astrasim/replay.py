@@ -101,7 +101,7 @@ class Replay:
         step, rank = issuer.steps[index], issuer.rank
         done = (self._end, (rank, index))
         if step.act is Act.WAIT:
-            self.machine.ranks[rank].after(step.time_ns, *done)
+            self.machine.ranks[rank].after(max(step.time_ns, 0), *done)
         elif step.act is Act.MEMORY:
             self.memory.request(rank, index, step.nbytes, str(step))
         elif step.act is Act.COLLECTIVE:

@@ -130,8 +130,8 @@ class JsonScanner:
                 return ""
 
     def _colon(self) -> bool:
-        if self._at > len(self._text) - 64:
-            self._more()
+        while self._at > len(self._text) - 2 * _TOKEN and self._more():
+            pass
         found = _KEY_END.match(self._text, self._at)
         if found:
             self._at = found.end()

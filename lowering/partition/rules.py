@@ -39,9 +39,8 @@ def _replace(op: Any) -> None:
         for name in op.attributes:
             call.attributes[name] = op.attributes[name]
         call.attributes["sdy.sharding_rule"] = ir.Attribute.parse(rule)
-    made: Any = call.operation.results
     for place, old in enumerate(op.results):
-        old.replace_all_uses_with(made[place])
+        old.replace_all_uses_with(call.operation.results[place])
     op.erase()
 
 

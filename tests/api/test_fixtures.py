@@ -57,3 +57,19 @@ def test_scopes_reach_the_kernel_table(examples: Path) -> None:
     assert {"layer*/attention", "layer*/attention (backward)", "layer*/attention (recomputed)", "layer*/mlp"} <= scopes
     assert any("optimizer" in scope for scope in scopes)
     assert all(kernel.source.startswith("llama.py:") for kernel in prediction.kernels if kernel.klass == "matmul")
+
+
+def test_a_sharded_example_is_partitioned_and_priced_with_its_collectives(examples: Path) -> None:
+    """FSDP over 4 devices: the matrix work of one device stays that of its own sequence; weights are gathered."""
+    options = Options(arguments=ArgumentOptions(settings=["layers=2", "d_model=256", "vocab=1024", "seq=256", "fsdp=4"]))
+    session = Session(f"{examples}/llama.py:train_step", options)
+    prediction = session.predict("a100-sxm-40gb:4")
+    kinds = {collective.kind for collective in prediction.collectives}
+    assert "all_gather" in kinds
+    assert kinds & {"all_reduce", "reduce_scatter"}
+    assert {collective.axes for collective in prediction.collectives} == {("fsdp",)}
+    alone = Options(arguments=ArgumentOptions(settings=["layers=2", "d_model=256", "vocab=1024", "seq=256"]))
+    single = Session(f"{examples}/llama.py:train_step", alone).work()
+    assert session.work()["matmul_flops"] == single["matmul_flops"]
+    assert prediction.mesh == {"data": 1, "fsdp": 4, "pipeline": 1, "tensor": 1} or prediction.mesh["fsdp"] == 4
+    assert prediction.exposed_communication_s > 0

@@ -16,7 +16,16 @@ from stablecast.ir.errors import InputError
 
 def _event(number: int) -> str:
     return json.dumps(
-        {"ph": "X", "cat": "kernel", "name": f"k{number % 7}", "pid": 0, "tid": 7, "ts": 10 * number, "dur": 5, "args": {"stream": 7}}
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": f"k{number % 7}",
+            "pid": 0,
+            "tid": 7,
+            "ts": 10 * number,
+            "dur": 5,
+            "args": {"stream": 7},
+        }
     )
 
 
@@ -100,7 +109,14 @@ def test_missing_file(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    values=st.lists(st.recursive(st.none() | st.integers() | st.text(max_size=9), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=6).map(lambda value: {"v": value}), max_size=6),
+    values=st.lists(
+        st.recursive(
+            st.none() | st.integers() | st.text(max_size=9),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+            max_leaves=6,
+        ).map(lambda value: {"v": value}),
+        max_size=6,
+    ),
     size=st.integers(1, 40),
 )
 def test_scanner_equals_json_for_any_cut(values: list[object], size: int) -> None:

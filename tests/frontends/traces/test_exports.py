@@ -69,7 +69,9 @@ def test_nsys_csv(tmp_path: Path) -> None:
 
 def test_plain_csv(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("name,start_us,duration_us,stream,category,bytes,rank\ngemm,10,5,compute,kernel,0,2\ncopy,20,1,copy,memcpy,64,2\n")
+    path.write_text(
+        "name,start_us,duration_us,stream,category,bytes,rank\ngemm,10,5,compute,kernel,0,2\ncopy,20,1,copy,memcpy,64,2\n"
+    )
     events = read_trace(path)
     assert events.names == ("gemm", "copy")
     assert events.duration_s.tolist() == pytest.approx([5e-6, 1e-6])

@@ -20,7 +20,9 @@ KERNELS = {
 
 
 def test_every_file_is_read(traces: Path) -> None:
-    files = [path for folder in ("chakra", "hta", "param", "tpu_v4_jax") for path in sorted((traces / folder).iterdir())]
+    files = [
+        path for folder in ("chakra", "hta", "param", "tpu_v4_jax") for path in sorted((traces / folder).iterdir())
+    ]
     assert len(files) == 47
     for path in files:
         events = read_trace(path)

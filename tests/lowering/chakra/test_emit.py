@@ -120,7 +120,7 @@ def test_broadcast_becomes_what_consumers_run(steps: Steps, tmp_path: Path) -> N
     assert (node.value("comm_type"), node.value("stands_for")) == (0, "collective_broadcast")
     with pytest.raises(InputError, match="psum at sync/psum has no form in Chakra"):
         emit(made.program((made.reduce("tp", kind="psum"),)), None, tmp_path / "t")
-    assert not list(tmp_path.glob("*t.*"))
+    assert not list(tmp_path.glob("t.*"))
 
 
 def test_nothing_is_written_for_one_rank_or_no_bytes(steps: Steps, tmp_path: Path) -> None:

@@ -233,10 +233,13 @@ def test_part_of_a_sum_is_scattered_and_the_rest_reduced(on: Callable[..., Any])
     """HSDP: gradients summed over data and fsdp, kept along fsdp."""
     mesh = on(data=2, fsdp=4)
 
-    def step(w: Array, x: Array) -> Array:
-        return w - jax.grad(lambda w: jnp.sum(jnp.square(x @ w)))(w)
+    def loss(w: Array, x: Array) -> Array:
+        return jnp.sum(jnp.square(lax.with_sharding_constraint(x @ w, mesh.sharding(("data", "fsdp"), None))))
 
-    args = mesh.shape(64, 32, axes=("fsdp",)), mesh.shape(16, 64, axes=(("data", "fsdp"),))
+    def step(w: Array, x: Array) -> Array:
+        return w - jax.grad(loss)(w, x)
+
+    args = mesh.shape(64, 32, axes=("fsdp",)), mesh.shape(4096, 64, axes=(("data", "fsdp"),))
     found = traffic(partition(mesh.module(step, *args)))
     assert found[("reduce_scatter", "fsdp")] == (1, 64 * 32 * 4)
     assert found[("all_reduce", "data")] == (1, 16 * 32 * 4)
