@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from stablecast._predict import Session
+from stablecast._predict import Session, split_system
+from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.predictor import Settings
 from stablecast.backends.registry import parse_choice
 from stablecast.frontends.traces import read_ranks
 from stablecast.ir.errors import InputError
+from stablecast.validation.from_trace import trace_program
 from stablecast.validation.measured import MeasuredRun, measure
 from stablecast.validation.ranks import AlignedRanks, align
 from stablecast.validation.report import ValidationReport
@@ -23,10 +25,14 @@ def validate(
     *traces: str | Path,
     session: Session | None = None,
     on: str = "",
+    backend: str = "analytical",
     device: int | None = None,
     step: str = "",
 ) -> ValidationReport:
-    """Lay the prediction of `session`'s input on `on` beside a measured trace; without them, describe the run.
+    """Lay the prediction of `session`'s input on `on` beside a measured trace.
+
+    Without a session but with `on`, the program is rebuilt from the operators and shapes of the trace, for that device;
+    without either, the run is described.
 
     `traces`: one file, or one a rank (the slowest one is reported). `device`: which device of the trace. `step`: the
     annotation that marks a step. Raises `InputError` for what cannot be read.
@@ -36,13 +42,21 @@ def validate(
     runs = measured_runs(traces, device, step)
     run = max(runs, key=lambda found: found.median_step_s)
     if session is None:
-        return lay_beside(run)
+        return _from_its_own_shapes(run, on, backend) if on else lay_beside(run)
     if not on:
         raise InputError("a workload needs a device to be predicted on", "give --on h100-sxm")
     system = session.system(on)
     program = session.device_program(system.device)
     settings = Settings(parse_choice(session.options.backend), session.options.conventions.loops)
     return lay_beside(run, program, system, settings, session.name)
+
+
+def _from_its_own_shapes(run: MeasuredRun, on: str, backend: str) -> ValidationReport:
+    catalogue = Catalogue()
+    name, count = split_system(on)
+    program = trace_program(run, run.typical_step, catalogue.resolve(name).device)
+    system = catalogue.resolve(on if count is not None else f"{name}:{program.num_devices}")
+    return lay_beside(run, program, system, Settings(parse_choice(backend), {}), run.events.source)
 
 
 def aligned(traces: Sequence[str | Path], device: int | None = None, step: str = "") -> AlignedRanks:

@@ -113,20 +113,19 @@ def _read_own(files: TraceFiles, path: Path) -> list[TraceRole]:
     content = read_program_file(path)
     try:
         partitions = [(int(held["base"]), groups_of_json(held)) for held in content["partitions"]]
-        drops_memory = content["memory_nodes"] != "none"
-        return [_own_role(files, role, partitions, drops_memory, str(path)) for role in content["roles"]]
+        return [_own_role(files, role, partitions, str(path)) for role in content["roles"]]
     except (KeyError, TypeError) as error:
         raise InputError(f"{path}: not a program file of this version ({error})") from None
 
 
 def _own_role(
-    files: TraceFiles, held: Mapping[str, Any], partitions: Sequence[tuple[int, Groups]], drops_memory: bool, where: str
+    files: TraceFiles, held: Mapping[str, Any], partitions: Sequence[tuple[int, Groups]], where: str
 ) -> TraceRole:
     rank = int(held["first_rank"])
     if rank not in files.ranks:
         raise InputError(f"{files.prefix}.{rank}.et is missing", "every role's first rank is needed")
     bare = program_of_json(held["program"], (), where)
-    reader = _OwnReader(bare, partitions, held["expanded"], drops_memory, files.ranks[rank])
+    reader = _OwnReader(bare, partitions, held["expanded"], files.ranks[rank])
     body = gather_loops(reader.items())
     durations = reader.durations_s if held["timed"] else None
     if durations is not None:
@@ -143,7 +142,6 @@ class _OwnReader:
         program: DeviceProgram,
         partitions: Sequence[tuple[int, Groups]],
         expanded: Sequence[Mapping[str, Any]],
-        drops_memory: bool,
         path: Path,
     ) -> None:
         self._rows: tuple[KernelRow, ...] = program.table.rows
@@ -153,7 +151,7 @@ class _OwnReader:
         named = sorted((base, number) for number, (base, _) in enumerate(partitions) if base)
         self._bases, self._numbers = [base for base, _ in named], [number for _, number in named]
         self._expanded = [collective_of_json(one, self._groups[int(one["partition"])]) for one in expanded]
-        self._drops_memory, self._path = drops_memory, path
+        self._path = path
         self._nanos: dict[int, float] = {}
 
     @property
@@ -214,7 +212,7 @@ class _OwnReader:
                 _text(node, "scope"),
             )
         row = node.value("kernel")
-        if not isinstance(row, int) or (self._drops_memory and node.type != NodeType.COMP):
+        if not isinstance(row, int):
             return None
         nanos = node.value("duration_nanos")
         if isinstance(nanos, float):

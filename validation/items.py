@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -78,35 +78,46 @@ class Item:
 def measured_items(run: MeasuredRun, step: int) -> tuple[Item, ...]:
     """The work of step `step`, kernels of one operator call together."""
     talk = {entry.position: entry for entry in collectives(run)}
-    units: dict[tuple[int, int], list[int]] = {}
+    origin = run.windows[step][0] if run.windows else 0.0
+    return tuple(_measured(run, positions, origin, talk) for positions in units(run, step, talk))
+
+
+def units(run: MeasuredRun, step: int, talk: Container[int]) -> tuple[list[int], ...]:
+    """Positions of the work of step `step`, those that one operator call launched together; `talk`: of collectives."""
+    found: dict[tuple[int, int], list[int]] = {}
     for position in np.nonzero(run.step == step)[0].tolist():
         alone = run.op[position] < 0 or position in talk
-        units.setdefault((-1, position) if alone else (int(run.op[position]), -1), []).append(position)
-    origin = run.windows[step][0] if run.windows else 0.0
-    return tuple(_measured(run, positions, origin, talk) for positions in units.values())
+        found.setdefault((-1, position) if alone else (int(run.op[position]), -1), []).append(position)
+    return tuple(found.values())
+
+
+def longest(run: MeasuredRun, positions: Sequence[int]) -> int:
+    """The position that took most of the time of a unit, which gives it its class."""
+    return max(positions, key=lambda position: float(run.duration_s[position]))
 
 
 def _measured(run: MeasuredRun, positions: list[int], origin: float, talk: Mapping[int, MeasuredCollective]) -> Item:
-    main = max(positions, key=lambda position: run.duration_s[position])
+    main = longest(run, positions)
     event, op = int(run.work[main]), int(run.op[main])
     time, start = float(run.duration_s[positions].sum()), float(run.start_s[positions[0]]) - origin
     stream = int(run.events.stream[event])
     spoken = talk.get(main)
     if spoken is not None:
         return Item(
-            MeasuredClass.COMMUNICATION, f"{spoken.kind} {spoken.nbytes:,.0f} B", _scope(run, event, op), (), time,
+            MeasuredClass.COMMUNICATION, f"{spoken.kind} {spoken.nbytes:,.0f} B", work_scope(run, event, op), (), time,
             start, stream, spoken.kind, spoken.nbytes, spoken.group_size, exposed_s=spoken.exposed_s,
         )  # fmt: skip
     args = run.events.args_of(op) if op >= 0 else run.events.args_of(event)
     klass = run.klass(main)
     name = run.op_name(main) or run.name(main)
     return Item(
-        klass, name, _scope(run, event, op), measured_shape(klass, args), time, start, stream,
+        klass, name, work_scope(run, event, op), measured_shape(klass, args), time, start, stream,
         nbytes=float(run.events.nbytes[positions[0]]), parts=len(positions),
     )  # fmt: skip
 
 
-def _scope(run: MeasuredRun, event: int, op: int) -> str:
+def work_scope(run: MeasuredRun, event: int, op: int) -> str:
+    """The user's path to a device event, by what the profiler attached or by the annotations around its operator."""
     named = run.events.args_of(event).get("tf_op")
     if named:
         return parse_scope(str(named).removesuffix(":")).label

@@ -452,6 +452,9 @@ LAUNCHING_OPS: Final[tuple[tuple[str, MeasuredClass], ...]] = (
 )
 """Operators of PyTorch whose kernels are of their class, whatever library routine does the arithmetic."""
 
+TF32_NAMES: Final = re.compile(r"tf32|s1688|s16816gemm_f32|xmma_gemm_f32f32_tf32")
+"""Kernels of f32 products and convolutions that multiply as TF32."""
+
 _COMPILED: Final = tuple((re.compile("|".join(patterns)), klass) for klass, patterns in KERNEL_NAMES)
 _OPS: Final = tuple((re.compile(pattern), klass) for pattern, klass in LAUNCHING_OPS)
 _KINDS: Final = tuple((re.compile(pattern, re.IGNORECASE), kind) for pattern, kind in COLLECTIVE_NAMES)

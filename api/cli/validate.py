@@ -50,14 +50,15 @@ def validate(
 ) -> None:
     """A measured trace beside the prediction of what was run: step, parts, classes, layers, largest differences.
 
-    Without --workload: what the trace says. Steps are found by annotation, by compiled module or by repetition.
+    With --on alone: the program is rebuilt from the trace's own operators and shapes. Without either: what the trace
+    says. Steps are found by annotation, by compiled module or by repetition.
     """
     from stablecast._predict import Session
     from stablecast._validate import validate as run_validation
     from stablecast.ir.errors import IncompleteError
 
-    if graph and not workload:
-        raise InputError("--graph compares with a prediction", "give --workload and --on")
+    if graph and not on:
+        raise InputError("--graph compares with a prediction", "give --on, and --workload where there is one")
     session = None
     if workload:
         conventions = opt.make_conventions(loop, dim)
@@ -65,7 +66,7 @@ def validate(
             workload, opt.make_options(backend, exec_model, mesh, platform, args, arg, settings, conventions)
         )
     with opt.progress(f"reading {traces[0]}"):
-        report = run_validation(*traces, session=session, on=on, device=device, step=step)
+        report = run_validation(*traces, session=session, on=on, backend=backend, device=device, step=step)
     if output is not None:
         opt.write_text(output, report.to_html())
     if graph and report.graph is not None:

@@ -21,6 +21,7 @@ from stablecast.backends.astrasim.config import (
 from stablecast.backends.astrasim.custom import begin_custom
 from stablecast.backends.astrasim.engine import Machine
 from stablecast.backends.astrasim.isolated import Isolated
+from stablecast.backends.astrasim.links import AwareLinks
 from stablecast.backends.astrasim.plan import Plan
 from stablecast.backends.astrasim.replay import Planner
 from stablecast.ir.errors import InputError, near_names
@@ -59,6 +60,8 @@ def collective_cycles(
     net = network if isinstance(network, NetworkConfig) else read_network(network)
     sys = system if isinstance(system, SystemConfig) else read_system(system)
     aware = backend == "congestion_aware"
+    if aware:
+        AwareLinks(net)
     planner = Planner(net, sys, {})
     if groups is None:
         involved = None if involved_dims is None else tuple(map(bool, involved_dims))

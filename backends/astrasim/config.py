@@ -17,6 +17,7 @@ from stablecast.ir.errors import InputError, near_names
 
 Topology = Literal["Ring", "FullyConnected", "Switch"]
 Backend = Literal["congestion_unaware", "congestion_aware"]
+BACKENDS: Final = ("congestion_unaware", "congestion_aware")
 TOPOLOGIES: Final = ("Ring", "FullyConnected", "Switch")
 ALGORITHMS: Final = ("ring", "direct", "halvingDoubling", "doubleBinaryTree")
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

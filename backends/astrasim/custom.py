@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from stablecast.backends.astrasim.algorithms import begin
 from stablecast.backends.astrasim.config import SystemConfig
@@ -33,7 +32,7 @@ def begin_custom(folder: Path) -> Callable[[Rank, Stream], None]:
 
 
 def _find(folder: Path, name: str) -> Path:
-    """The file from the current folder, or `name` (with leading folders taken off in turn) below a parent of `folder`."""
+    """The file from the current folder, else `name` with leading folders taken off below a parent of `folder`."""
     if Path(name).is_file():
         return Path(name)
     parts = Path(name).parts
@@ -71,7 +70,7 @@ class Custom:
         else:
             raise InputError(f"custom collective, rank {rank.number} {step}: only sends, receives and compute run")
 
-    def end(self, index: Any) -> None:
+    def end(self, index: int) -> None:
         self.left -= 1
         for child in self.program.shape.children[index]:
             self.waits[child] -= 1

@@ -203,4 +203,3 @@ def _covers_all(plan: Plan, ranks: int) -> bool:
     for dim in {phase.dim for phase in plan.phases}:
         covered *= plan.dims[dim]
     return covered == ranks
-

@@ -13,6 +13,7 @@ from stablecast.backends.astrasim.engine import Machine, Rank, Stream
 from stablecast.backends.astrasim.links import UnawareLinks
 from stablecast.backends.astrasim.mirror import Hop, mirror, mirrored
 from stablecast.backends.astrasim.plan import Plan, StuckError
+from stablecast.backends.astrasim.skewed import member_ends, without_events
 
 Members = tuple[int, ...]
 Ends = tuple[tuple[int, int], ...]
@@ -114,10 +115,19 @@ class Isolated:
         key = (plan, layout.key if layout else None, relative)
         found = self._skewed.get(key)
         if found is None:
-            found = self._skewed[key] = self._run(plan, members, relative)
+            found = self._skewed[key] = self._ends(plan, members, relative)
         return tuple((first + end, first + made) for end, made in found)
 
-    def _run(self, plan: Plan, members: Members | None, starts: Sequence[int]) -> Ends:
+    def _ends(self, plan: Plan, members: Members | None, starts: Sequence[int]) -> Ends:
+        if self.aware or not without_events(plan):
+            return self.follow(plan, members, starts)
+        ranks = members if members is not None else range(self.network.ranks)
+        if len(ranks) != plan.dims[0]:
+            return self.follow(plan, members, starts)
+        return member_ends(plan, ranks, starts, self._links, self.system)
+
+    def follow(self, plan: Plan, members: Members | None, starts: Sequence[int]) -> Ends:
+        """Ends by member, from every message. Raises `StuckError` where a member never ends."""
         ranks = members if members is not None else tuple(range(self.network.ranks))
         machine = Machine(self.network, self.system, self.aware, self._begin, ranks)
         ended: dict[int, tuple[int, int]] = {}

@@ -16,8 +16,21 @@ class Issuer:
     """
 
     __slots__ = (
-        "_busy", "_children", "_ready", "_slots", "_waits", "active", "events", "finished_at", "issued", "keep", "left",
-        "program", "rank", "start", "steps",
+        "_busy",
+        "_children",
+        "_ready",
+        "_slots",
+        "_waits",
+        "active",
+        "events",
+        "finished_at",
+        "issued",
+        "keep",
+        "left",
+        "program",
+        "rank",
+        "start",
+        "steps",
     )
 
     def __init__(self, rank: int, program: RankProgram, start: Callable[["Issuer", int], None]) -> None:

@@ -85,7 +85,7 @@ class AwareLinks:
             raise InputError("the congestion_aware backend takes networks of one dimension", "use congestion_unaware")
         self.topology, self.size = network.topology[0], network.npus_count[0]
         if self.topology == "Ring" and self.size <= 2:
-            raise InputError("the congestion_aware backend takes no Ring of 2", "use congestion_unaware or another topology")
+            raise InputError("the congestion_aware backend takes no Ring of 2", "use congestion_unaware")
         self._rate, self._latency = network.bytes_per_ns[0], network.latency[0]
         self._routes: dict[tuple[int, int], tuple[int, ...]] = {}
 

@@ -30,7 +30,9 @@ class RemoteMemory:
     def request(self, rank: int, node: int, nbytes: int, what: str) -> None:
         """Begin a load or store. Raises `InputError` where there is no remote memory."""
         if self._config.kind == "NO_MEMORY_EXPANSION":
-            raise InputError(f"rank {rank} {what}: there is no remote memory", "give --memory a file with a memory-type")
+            raise InputError(
+                f"rank {rank} {what}: there is no remote memory", "give --memory a file with a memory-type"
+            )
         if self._config.kind == "PER_NPU_MEMORY_EXPANSION":
             self._after(rank, self.time_ns(nbytes), self._done, (rank, node))
             return

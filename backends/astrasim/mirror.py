@@ -75,9 +75,7 @@ class _MirrorMachine(Machine):
         )
 
 
-def mirror(
-    plan: Plan, network: NetworkConfig, system: SystemConfig, aware: bool, hop: Hop | None
-) -> tuple[int, int]:
+def mirror(plan: Plan, network: NetworkConfig, system: SystemConfig, aware: bool, hop: Hop | None) -> tuple[int, int]:
     """(ns until every rank has finished, ns at which the event of that was made)."""
     machine = _MirrorMachine(network, system, aware, hop)
     rank = _MirrorRank(machine, 0)

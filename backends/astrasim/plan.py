@@ -64,7 +64,12 @@ def chunks(kind: str, nbytes: int, ranks: int, splits: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def world_plan(
-    kind: str, nbytes: int, network: NetworkConfig, splits: int, impls: tuple[Implementation, ...], baseline: bool,
+    kind: str,
+    nbytes: int,
+    network: NetworkConfig,
+    splits: int,
+    impls: tuple[Implementation, ...],
+    baseline: bool,
     involved: tuple[bool, ...] | None,
 ) -> Plan:
     """The plan over all ranks. `involved`: flags by dimension, None where the node has none."""

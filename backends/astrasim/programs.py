@@ -1,4 +1,4 @@
-"""Traces as ASTRA-sim's feeder takes them: one rank's nodes by ascending id, what occupies them, and who waits for whom.
+"""Traces as ASTRA-sim's feeder takes them: a rank's nodes by ascending id, what they occupy, who waits for whom.
 
 Ranks of one program share most of their bytes, so every distinct message is decoded once and every distinct shape
 of a trace is linked once.
@@ -222,13 +222,33 @@ class Programs:
         except InputError as error:
             raise InputError(f"rank {rank} node {node.id} ({node.type_name}): {error.message}", error.hint) from None
         plain = Step(
-            step.id, "", step.type, step.act, step.slot, step.deps, step.time_ns, step.nbytes, step.kind,
+            step.id,
+            "",
+            step.type,
+            step.act,
+            step.slot,
+            step.deps,
+            step.time_ns,
+            step.nbytes,
+            step.kind,
             involved=step.involved,
         )
         number = self._shape_numbers.setdefault(plain, len(self._shape_numbers))
         return Step(
-            step.id, step.name, step.type, step.act, step.slot, step.deps, step.time_ns, step.nbytes, step.kind,
-            step.group, step.involved, step.peer, step.tag, number,
+            step.id,
+            step.name,
+            step.type,
+            step.act,
+            step.slot,
+            step.deps,
+            step.time_ns,
+            step.nbytes,
+            step.kind,
+            step.group,
+            step.involved,
+            step.peer,
+            step.tag,
+            number,
         )
 
     def _interpret(self, node: Node) -> Step:
@@ -278,7 +298,13 @@ class Programs:
             raise InputError(f"ASTRA-sim takes no collective of comm_type {number}", "lower it to those that it takes")
         nbytes = _integer(node, "comm_size")
         return Step(
-            *base, Act.COLLECTIVE, Slot.COMM, deps, nbytes=nbytes, kind=kind, group=_group(node),
+            *base,
+            Act.COLLECTIVE,
+            Slot.COMM,
+            deps,
+            nbytes=nbytes,
+            kind=kind,
+            group=_group(node),
             involved=_involved(node),
         )
 
@@ -290,7 +316,12 @@ def _p2p(node: Node, base: tuple[int, str, int], deps: tuple[int, ...]) -> Step:
     if nbytes < 1:
         raise InputError("comm_size is 0")
     return Step(
-        *base, Act.SEND if sends else Act.RECV, Slot.COMM if sends else Slot.NONE, deps, nbytes=nbytes, peer=peer,
+        *base,
+        Act.SEND if sends else Act.RECV,
+        Slot.COMM if sends else Slot.NONE,
+        deps,
+        nbytes=nbytes,
+        peer=peer,
         tag=tag,
     )
 
@@ -349,6 +380,4 @@ def _check_cycles(ordered: Sequence[Step], links: _Links, rank: int) -> None:
                 ready.append(child)
     if done < len(ordered):
         stuck = next(step for step, count in zip(ordered, waits, strict=True) if count)
-        raise InputError(
-            f"rank {rank} {stuck}: its dependencies form a circle", "ASTRA-sim drops its nodes silently"
-        )
+        raise InputError(f"rank {rank} {stuck}: its dependencies form a circle", "ASTRA-sim drops its nodes silently")

@@ -70,8 +70,14 @@ class Replay:
     """All ranks' nodes through a `Machine`."""
 
     def __init__(
-        self, network: NetworkConfig, system: SystemConfig, memory: MemoryConfig, groups: Groups,
-        programs: Sequence[RankProgram], aware: bool, folder: Path | None = None,
+        self,
+        network: NetworkConfig,
+        system: SystemConfig,
+        memory: MemoryConfig,
+        groups: Groups,
+        programs: Sequence[RankProgram],
+        aware: bool,
+        folder: Path | None = None,
     ) -> None:
         self.planner = Planner(network, system, groups)
         custom = begin_custom(folder) if folder else begin
@@ -130,4 +136,3 @@ class Replay:
             messages.send(tag, rank, step.peer, step.nbytes, done)
         else:
             messages.receive(tag, step.peer, rank, step.nbytes, done)
-

@@ -120,7 +120,7 @@ class RoleFinder:
             first = source.sends.get((rank, step.tag, step.nbytes))
             if first is None:
                 raise InputError(
-                    f"rank {rank} {step}: rank {source.rank} sends no message of tag {step.tag} and {step.nbytes} bytes",
+                    f"rank {rank} {step}: rank {source.rank} sends nothing of tag {step.tag} and {step.nbytes} bytes",
                     "ASTRA-sim would wait for ever",
                 )
             view.first[index] = first
@@ -129,14 +129,14 @@ class RoleFinder:
     def _refine(self, views: Sequence[RankView], apart: bool) -> list[int]:
         colours = _numbered([self._first_colour(view, apart) for view in views])
         while True:
-            groups = self._group_colours(views, colours)
+            self._group_colours(views, colours)
             marks: list[Hashable] = []
             for view in views:
                 uses = tuple([use.key if use.together else (use.key, use.index) for use in view.groups])
                 sources = tuple([(colours[source], first, hops) for source, first, hops in view.sources])
                 marks.append((colours[view.rank], uses, sources))
             refined = _numbered(marks)
-            if max(refined) == max(colours) and groups is not None:
+            if max(refined) == max(colours):
                 return refined
             colours = refined
 
@@ -145,7 +145,7 @@ class RoleFinder:
         pattern = tuple(view.slots.values())
         return (id(view.program.shape), pattern, tuple(view.first.values()), tuple(view.targets), where)
 
-    def _group_colours(self, views: Sequence[RankView], colours: Sequence[int]) -> dict[Hashable, int]:
+    def _group_colours(self, views: Sequence[RankView], colours: Sequence[int]) -> None:
         """Give every group a number by the colours and distances of its members."""
         numbers: dict[Hashable, int] = {}
         known: dict[tuple[tuple[int, ...] | None, bool], tuple[int, bool]] = {}
@@ -160,7 +160,6 @@ class RoleFinder:
                     mark = (use.members is None, where, seen)
                     found = known[(use.members, use.uniform)] = (numbers.setdefault(mark, len(numbers)), together)
                 use.key, use.together = found
-        return numbers
 
 
 def _numbered(marks: Sequence[Hashable]) -> list[int]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stablecast.backends.astrasim.config import (
+    BACKENDS,
     Backend,
     MemoryConfig,
     NetworkConfig,
@@ -72,8 +73,8 @@ class SimulationResult:
         ]
         text = [line for _, _, line in sorted(lines, key=lambda entry: entry[:2])]
         text += [
-            f"sys[{rank.rank}] finished, {rank.cycles} cycles, exposed communication {rank.exposed_communication} cycles."
-            for rank in self.ranks
+            f"sys[{rank}] finished, {cycles} cycles, exposed communication {exposed} cycles."
+            for rank, cycles, exposed in ((one.rank, one.cycles, one.exposed_communication) for one in self.ranks)
         ]
         return "\n".join(text) + "\n"
 
@@ -82,8 +83,8 @@ class SimulationResult:
         roles = f", {self.roles} roles" if self.roles is not None else ""
         return (
             f"{len(self.ranks)} ranks{roles}, {self.backend}\n"
-            f"  last   rank {last.rank}: {last.cycles:,} cycles, {last.exposed_communication:,} exposed communication\n"
-            f"  first  rank {first.rank}: {first.cycles:,} cycles, {first.exposed_communication:,} exposed communication"
+            f"  last   rank {last.rank}: {last.cycles:,} cycles, {last.exposed_communication:,} exposed\n"
+            f"  first  rank {first.rank}: {first.cycles:,} cycles, {first.exposed_communication:,} exposed"
         )
 
 
@@ -110,8 +111,8 @@ def simulate(
     groups. `events`: keep when each node was issued and ended. `reference`: follow every message of every rank, also
     where roles would do. Raises `InputError` naming rank and node where ASTRA-sim stops, hangs or drops nodes.
     """
-    if backend not in ("congestion_unaware", "congestion_aware"):
-        raise InputError(f"unknown backend '{backend}'", near_names(backend, ("congestion_unaware", "congestion_aware")))
+    if backend not in BACKENDS:
+        raise InputError(f"unknown backend '{backend}'", near_names(backend, BACKENDS))
     net = network if isinstance(network, NetworkConfig) else read_network(network)
     sys = system if isinstance(system, SystemConfig) else read_system(system)
     mem = MemoryConfig() if memory is None else memory if isinstance(memory, MemoryConfig) else read_memory(memory)
@@ -124,9 +125,7 @@ def simulate(
     )
 
 
-def _read_programs(
-    prefix: Path, paths: Mapping[int, Path], ranks: int, system: SystemConfig
-) -> list[RankProgram]:
+def _read_programs(prefix: Path, paths: Mapping[int, Path], ranks: int, system: SystemConfig) -> list[RankProgram]:
     missing = [rank for rank in range(ranks) if rank not in paths]
     if missing:
         raise InputError(

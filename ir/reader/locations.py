@@ -1,5 +1,6 @@
 """Scope path and source line of MLIR locations."""
 
+from functools import lru_cache
 from typing import Any
 
 from stablecast.ir.mlir import bindings
@@ -10,7 +11,7 @@ class LocationReader:
     """Decodes locations, each distinct one once.
 
     The outermost name of a location is the scope; names below it are the functions of the call stack, whose
-    innermost frame gives file and line. `source`: name of the module, for places in its own text.
+    innermost frame outside of installed packages gives file and line. `source`: name of the module, for places in its own text.
     """
 
     def __init__(self, source: str) -> None:
@@ -64,10 +65,19 @@ class LocationReader:
             return self._frame(location.child_loc)
         if isinstance(location, ir.CallSiteLoc):
             inner = self._frame(location.callee)
-            return inner if inner[0] else self._frame(location.caller)
+            if inner[0] and not _installed(inner[0]):
+                return inner
+            outer = self._frame(location.caller)
+            return outer if outer[0] and (not inner[0] or not _installed(outer[0])) else inner
         if isinstance(location, ir.FusedLoc):
             return next((frame for frame in map(self._frame, location.locations) if frame[0]), ("", 0))
         return "", 0
+
+
+@lru_cache(maxsize=1024)
+def _installed(file: str) -> bool:
+    """Whether `file` belongs to an installed package rather than to the user."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.replace("\\", "/").split("/"))
 
 
 def join_scopes(outer: str, inner: str) -> str:

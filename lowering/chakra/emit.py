@@ -220,7 +220,6 @@ class _Emission:
         content = {
             "format": PROGRAM_FORMAT,
             "version": VERSION,
-            "memory_nodes": self._options.memory.value,
             "partitions": [
                 {"base": partition.base, **groups_to_json(partition.groups)} for partition in self._book.partitions
             ],
@@ -263,9 +262,7 @@ class _Emission:
         )
 
     def _collective_notes(self) -> list[str]:
-        collectives = [
-            step.node for made in self._unrolled for step in made.steps if isinstance(step.node, Collective)
-        ]
+        collectives = [step.node for made in self._unrolled for step in made.steps if isinstance(step.node, Collective)]
         notes: list[str] = []
         if any(node.kind == "collective_permute" for node in collectives):
             notes.append("permutations are written as one place along their group, ends joined")

@@ -82,7 +82,7 @@ class _Unroller:
             deps = tuple(sorted({end for other in before for end in ends[other]})) if before else entry
             ends[index] = self._node(node, deps or entry, trips)
         open_ends = {end for index, held in ends.items() if index not in waited for end in held}
-        return tuple(sorted(open_ends)) or entry
+        return tuple(sorted(open_ends.difference(entry))) or entry
 
     def _node(self, node: Node, deps: tuple[int, ...], trips: int) -> tuple[int, ...]:
         if isinstance(node, Loop):
@@ -102,16 +102,19 @@ class _Unroller:
         copies = count if self._max_unroll is None else min(count, self._max_unroll)
         for copy in range(copies):
             rest = count - copies + 1 if copy == copies - 1 else 1
-            deps = self._joined(self.body(node.body, deps, trips * rest), len(node.body))
+            deps = self._joined(self.body(node.body, deps, trips * rest), len(node.body), deps)
         return deps
 
-    def _joined(self, exits: tuple[int, ...], followers: int) -> tuple[int, ...]:
-        """Where many steps would each wait for many, the last of these waits for the others and stands for all."""
+    def _joined(self, exits: tuple[int, ...], followers: int, entry: tuple[int, ...]) -> tuple[int, ...]:
+        """Where many steps would each wait for many, the last of these waits for the others and stands for all.
+
+        What the trip starts after (`entry`) the others wait for already.
+        """
         if len(exits) * followers <= _JOIN_ABOVE or len(exits) < 2:
             return exits
         last = exits[-1]
         step = self.steps[last]
-        self.steps[last] = replace(step, deps=tuple(sorted({*step.deps, *exits[:-1]})))
+        self.steps[last] = replace(step, deps=tuple(sorted({*step.deps, *exits[:-1]}.difference(entry))))
         return (last,)
 
     def _count(self, count: Count, scope: str) -> int:

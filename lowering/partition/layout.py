@@ -80,12 +80,12 @@ class Layout:
             if mesh.size == groups.num_devices:
                 axes = _covered(groups, mesh)
                 if axes is not None:
-                    return self.groups(mesh.name, [Axis(axis) for axis in axes])
+                    return self.groups(mesh.name, axes)
         return groups
 
 
-def _covered(groups: Groups, mesh: Mesh) -> tuple[str, ...] | None:
-    """The axes of `mesh` along which the members of each group differ; None if they are no whole axes."""
+def _covered(groups: Groups, mesh: Mesh) -> tuple[Axis, ...] | None:
+    """The axes of `mesh`, or parts of them, along which the members of each group differ; None if there are none."""
     strides = [math.prod(groups.dims[axis + 1 :]) for axis in range(len(groups.dims))]
     left, spans = groups.size, list[tuple[int, int]]()
     for axis in reversed(groups.permutation):
@@ -97,13 +97,20 @@ def _covered(groups: Groups, mesh: Mesh) -> tuple[str, ...] | None:
         spans.append((strides[axis], strides[axis] * taken))
         left //= taken
     spans = _merged(spans)
-    axes: list[str] = []
-    stride, covered = mesh.size, 1
+    axes: list[Axis] = []
+    end, covered = mesh.size, 1
     for axis, size in mesh.axes:
-        stride //= size
-        if size > 1 and any(low <= stride and stride * size <= high for low, high in spans):
-            axes.append(axis)
-            covered *= size
+        start = end // size
+        for low, high in spans:
+            low, high = max(low, start), min(high, end)
+            if low >= high:
+                continue
+            if low % start or end % high or high % low:
+                return None
+            whole = (low, high) == (start, end)
+            axes.append(Axis(axis) if whole else Axis(axis, (end // high, high // low)))
+            covered *= high // low
+        end = start
     return tuple(axes) if covered == groups.size else None
 
 

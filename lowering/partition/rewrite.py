@@ -10,12 +10,13 @@ from stablecast.ir.types import as_tensor
 from stablecast.lowering.partition.layout import Layout
 
 _SHARED = frozenset({"stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.all_reduce"})
+_LAYOUTS = frozenset({"stablehlo.transpose", "stablehlo.reshape", "stablehlo.copy", "mhlo.copy"})
 _VIEWS = frozenset({"stablehlo.reshape", "stablehlo.copy", "mhlo.copy", "stablehlo.bitcast", "mhlo.bitcast"})
 
 
-def share_reshards(block: Block, kinds: frozenset[str] = _SHARED) -> Block:
-    """`block` with each collective of `kinds` that repeats an earlier one on the same operand taken out."""
-    return _share(block, {}, kinds)
+def share_reshards(block: Block) -> Block:
+    """`block` with each gather, all-to-all and all-reduce that repeats an earlier one on the same operand taken out."""
+    return _share(block, {}, _SHARED)
 
 
 def _share(block: Block, names: dict[int, int], kinds: frozenset[str]) -> Block:
@@ -180,10 +181,36 @@ def _reads(block: Block) -> set[int]:
 
 
 def two_rewrites(program: Program) -> Program:
-    """`program` with gathers shared and sliced sums scattered: the two rewrites under which partitions are compared."""
+    """`program` with gathers counted once and sliced sums scattered: the two rewrites under which partitions are compared.
+
+    A gather repeats another where it gathers the same operand, also through transposes and reshapes, over the same
+    axes. What it returns is for counting: users of a gather taken out may see it in another layout.
+    """
     main = program.main
-    body = to_reduce_scatter(share_reshards(drop_dead(main.body), frozenset({"stablehlo.all_gather"})))
+    body = to_reduce_scatter(_count_gathers_once(drop_dead(main.body), {}))
     return replace(program, functions={**program.functions, program.entry: replace(main, body=body)})
+
+
+def _count_gathers_once(block: Block, names: dict[int, int]) -> Block:
+    known: dict[Any, int] = {}
+    roots: dict[int, int] = {}
+    ops: list[Op] = []
+    for op in block.ops:
+        operands = tuple([names.get(value, value) for value in op.operands])
+        if op.name in _LAYOUTS:
+            roots[op.result] = roots.get(operands[0], operands[0])
+        elif op.name == "stablehlo.all_gather" and len(op.results) == 1:
+            groups = op.attrs.get("replica_groups")
+            key = (roots.get(operands[0], operands[0]), str(groups), op.result_type.nbytes)
+            first = known.setdefault(key, op.result)
+            if first != op.result:
+                names[op.result] = first
+                continue
+        regions = op.regions
+        if regions and op.name in _CONTROL:
+            regions = tuple(_count_gathers_once(region, names) for region in regions)
+        ops.append(replace(op, operands=operands, regions=regions))
+    return Block(block.args, block.arg_types, tuple(ops), tuple(names.get(value, value) for value in block.returns))
 
 
 def with_calls_inlined(program: Program) -> Program:

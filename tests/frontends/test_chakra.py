@@ -76,6 +76,13 @@ LOOPED = program(
     Kernel(1, deps=(1, 2)),
 )
 
+WIDE = program(
+    Kernel(1),
+    Kernel(2),
+    Loop((*(Kernel(0) for _ in range(30)), collective("all_reduce", "dp"), Kernel(1)), 6, deps=(0, 1)),
+    Kernel(1, deps=(2,)),
+)
+
 
 def stages() -> list[RolePart]:
     front = program(Kernel(0), P2P("send", "pp", 1, 5, 640, deps=(0,)), P2P("recv", "pp", 1, 6, 320), name="front")
@@ -100,6 +107,7 @@ CASES: dict[str, tuple[Callable[[], list[RolePart]], EmitOptions, EmitOptions]] 
     "unrolled": (lambda: [RolePart("main", LOOPED, DURATIONS)], EmitOptions(), EmitOptions()),
     "compact": (lambda: [RolePart("main", LOOPED)], EmitOptions(max_unroll=1), EmitOptions(max_unroll=1)),
     "compact by two": (lambda: [RolePart("main", LOOPED)], EmitOptions(max_unroll=2), EmitOptions(max_unroll=1)),
+    "wide loop": (lambda: [RolePart("main", WIDE)], EmitOptions(max_unroll=1), EmitOptions(max_unroll=1)),
     "memory of the step": (
         lambda: [RolePart("main", STEP, DURATIONS)],
         EmitOptions(memory=MemoryNodes.STEP),
@@ -128,7 +136,9 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert traces.num_devices == 8
     found = traces["main"]
     assert found.table.rows == STEP.table.rows
-    assert traces.roles["main"].durations_s == pytest.approx(DURATIONS)
+    timed = traces.roles["main"].durations_s
+    assert timed is not None
+    assert timed[:2] == pytest.approx(DURATIONS[:2])
     for name in ("name", "work", "meshes", "exec_model", "platform", "model_flops", "buffers", "complete", "notes"):
         assert getattr(found, name) == getattr(STEP, name)
     for read, made in zip(found.body, STEP.body, strict=True):
@@ -262,7 +272,7 @@ def test_golden_workloads_say_the_same_when_written_again(shared_data: Path, tmp
 
 
 @pytest.mark.parametrize(
-    ("name", "roles", "kernels"), [("d8", 1, 100), ("fsdp8", 1, 100), ("m64", 4, 31), ("moe", 1, 268)]
+    ("name", "roles", "kernels"), [("d8", 1, 136), ("fsdp8", 1, 136), ("m64", 4, 31), ("moe", 1, 268)]
 )
 def test_traces_of_stage(shared_data: Path, tmp_path: Path, name: str, roles: int, kernels: int) -> None:
     with tarfile.open(shared_data / "stage_traces" / f"{name}.tar.gz") as archive:
@@ -284,7 +294,12 @@ def test_traces_of_a_real_run(shared_data: Path) -> None:
     assert sum(isinstance(node, Collective) for node in role.program.body) == 7
     assert role.program.num_devices == 8
     assert role.durations_s is not None
-    assert 0.02 < float((role.durations_s * role.program.table.count).sum()) < 0.1
+    given = sum(
+        node.duration_micros
+        for node in TraceReader(folder / "chakra_rank0.et.gz")
+        if node.type == NodeType.COMP and node.value("is_cpu_op") is False
+    )
+    assert float((role.durations_s * role.program.table.count).sum()) == pytest.approx(given * 1e-6)
     assert not role.program.complete
     host = read_chakra(folder / "pytorch_et_1.0.2-chakra.0.0.4.json.gz").roles["role0"].program
     assert len(host.body) == 140

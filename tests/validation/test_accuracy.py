@@ -1,0 +1,117 @@
+"""Accuracy suites on the shared measurements."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stablecast.backends.registry import parse_choice
+from stablecast.ir.errors import InputError
+from stablecast.validation.accuracy import append_log, run_accuracy
+from stablecast.validation.suites import SUITES, Data, run_suite
+from stablecast.validation.suites.base import half_digit
+from stablecast.validation.suites.neusight import peer_errors
+
+_ROWS = {"neusight": 50, "gemm": 50, "vidur": 60, "collectives": 50}
+GOLDEN = Path(__file__).parent / "golden" / "accuracy.json"
+
+
+_SLOW = ("gemm", "neusight")
+_SUITES = [
+    pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in SUITES if name != "hespas"
+]
+
+
+@pytest.mark.parametrize("name", _SUITES)
+def test_suite_runs(shared_data: Path, name: str) -> None:
+    data = Data(shared_data, parse_choice("analytical"), _ROWS.get(name, 200))
+    rows = run_suite(name, data)
+    assert not data.missing
+    assert all(row.measured_s > 0 and 0 < row.low_s <= row.predicted_s <= row.high_s for row in rows)
+    assert {row.path for row in rows} == {SUITES[name].path}
+
+
+def test_peer_errors_are_reproduced(shared_data: Path) -> None:
+    """NeuSight's published errors follow from its predictions as read here, so that the comparison is like with like."""
+    data = Data(shared_data, parse_choice("analytical"))
+    found = peer_errors(data.read("neusight/e2e_labels.csv"))
+    names = {"inf_torch_compile": "inf+torch.compile", "train_4gpu": "train 4-GPU"}
+    published = [row for row in data.read("neusight/peer_errors_e2e.csv") if row["method"] == "neusight"]
+    assert len(published) == len(found)
+    for row in published:
+        kind = names.get(row["kind"], row["kind"])
+        assert found[row["device"], kind] == pytest.approx(float(row["mape"]), abs=0.01)
+
+
+def test_program_suite(shared_data: Path) -> None:
+    rows = run_suite("hespas", Data(shared_data, parse_choice("analytical")))
+    assert [(row.path, row.peer) for row in rows] == [("program", "hespas xla profiling (compute)")]
+    assert rows[0].rounding_s == pytest.approx(0.005)
+
+
+def test_paths_are_never_mixed(shared_data: Path) -> None:
+    report = run_accuracy("llmcompass,hespas", shared_data, "analytical")
+    assert {(summary.suite, summary.path) for summary in report.totals} == {
+        ("llmcompass", "table"),
+        ("hespas", "program"),
+    }
+    assert "llmcompass" in repr(report)
+
+
+def test_log_of_test_sets(shared_data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    report = run_accuracy("llmcompass,deepbench", shared_data, "analytical", 50)
+    assert append_log(report, path) == append_log(report, path) == 1
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert [row["suite"] for row in rows] == ["llmcompass", "llmcompass"]
+    assert rows[0]["models"] == report.models
+
+
+def test_absent_data(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no data of suite"):
+        run_accuracy("gemm", tmp_path, "analytical")
+    with pytest.raises(InputError, match="no data of any suite"):
+        run_accuracy("all", tmp_path, "analytical")
+    with pytest.raises(InputError, match="unknown suite"):
+        run_accuracy("gem", tmp_path, "analytical")
+    with pytest.raises(InputError, match="not there yet"):
+        run_accuracy("timm", tmp_path, "analytical")
+
+
+def test_command_line(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stablecast.cli.app import _load_commands, app  # pyright: ignore[reportPrivateUsage]
+
+    _load_commands()
+    monkeypatch.chdir(tmp_path)
+    plot = tmp_path / "plot.svg"
+    answer = CliRunner().invoke(
+        app, ["accuracy", "--suite", "llmcompass", "--data", str(shared_data), "--json", "--plot", str(plot)]
+    )
+    assert answer.exit_code == 0
+    row = json.loads(answer.stdout)["rows"][0]
+    wanted = {"suite", "item", "device", "measured_s", "predicted_s", "low_s", "high_s", "peer", "peer_predicted_s"}
+    assert wanted <= set(row)
+    assert plot.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("text", "half"), [("0.09", 0.005), ("12", 0.5), ("1.250", 0.0005), ("2e-05", 5e-06), ("", None)]
+)
+def test_half_digit(text: str, half: float | None) -> None:
+    assert half_digit(text, 1.0) == (None if half is None else pytest.approx(half))
+
+
+@pytest.mark.slow
+def test_no_suite_got_worse(shared_data: Path) -> None:
+    """The gate: no group of a suite is further off than when the golden file was made, beyond its noise."""
+    golden = json.loads(GOLDEN.read_text())
+    report = run_accuracy("all", shared_data, golden["backend"])
+    now = {(summary.suite, summary.name): summary.stats for summary in report.summaries}
+    worse = [
+        f"{entry['suite']} {entry['group']}: {entry['median']:.3f} -> {now[entry['suite'], entry['group']].median:.3f}"
+        for entry in golden["groups"]
+        if now[entry["suite"], entry["group"]].median > entry["median"] + entry["noise"]
+    ]
+    assert not worse

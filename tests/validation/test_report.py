@@ -1,0 +1,114 @@
+"""A prediction beside a real trace: the TPU v4 products; and a program matched to itself."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from stablecast._predict import Options, Session
+from stablecast._validate import validate
+from stablecast.ir.errors import InputError
+from stablecast.validation.items import Item
+from stablecast.validation.kernel_names import MeasuredClass
+from stablecast.validation.match import match
+
+_MODULE = """module @jit_product {{
+  func.func public @main(%a: tensor<{m}x{k}xbf16>, %b: tensor<{k}x{n}xbf16>) -> tensor<{m}x{n}xbf16> {{
+    %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
+      : (tensor<{m}x{k}xbf16>, tensor<{k}x{n}xbf16>) -> tensor<{m}x{n}xbf16>
+    return %0 : tensor<{m}x{n}xbf16>
+  }}
+}}
+"""
+
+
+def _session(folder: Path, trace: Path) -> Session:
+    m, n, k = map(int, re.findall(r"\d+", trace.name.split("_")[1])[:3])
+    path = folder / "product.mlir"
+    path.write_text(_MODULE.format(m=m, n=n, k=k))
+    return Session(str(path), Options())
+
+
+def test_tpu_products_are_matched_by_shape(traces: Path, tmp_path: Path) -> None:
+    for trace in sorted((traces / "tpu_v4_jax").glob("*.xplane.pb")):
+        report = validate(trace, session=_session(tmp_path, trace), on="tpu-v4")
+        assert report.matching is not None
+        assert report.matching.matched_share > 0.99
+        assert [pair.how for pair in report.matching.pairs] == ["shape"]
+        assert report.graph is not None
+        assert report.graph.operators["gemm"] == (1, 1)
+
+
+def test_report_keeps_its_contract(traces: Path, tmp_path: Path) -> None:
+    trace = traces / "tpu_v4_jax" / "matmul_1024x1024x1024.xplane.pb"
+    report = validate(trace, session=_session(tmp_path, trace), on="tpu-v4")
+    data = json.loads(report.to_json())
+    assert {
+        "schema",
+        "steps",
+        "measured_step_s",
+        "predicted_step_s",
+        "matched_share",
+        "classes",
+        "largest",
+        "graph",
+    } <= set(data)
+    assert {"class", "measured_s", "predicted_s"} <= set(data["classes"][0])
+    assert (data["schema"], data["steps"]) == (1, 10)
+    text, page = repr(report), report.to_html()
+    assert "largest differences" in text
+    assert page.count("<svg") == 2
+    assert "http" not in page.split("<body>")[0], "the page needs no outside file"
+
+
+def test_trace_alone(traces: Path) -> None:
+    report = validate(traces / "hta" / "a100_2ranks_nccl_rank0_kineto.json.gz")
+    data = report.to_dict()
+    assert data["predicted_step_s"] is None
+    assert data["measured_step_s"] == pytest.approx(0.2224, rel=0.01)
+    assert "3 steps" in repr(report)
+
+
+def test_slowest_rank_is_reported(traces: Path) -> None:
+    paths = [traces / "param" / f"v100x8_dlrm_rank{rank}_kineto.json.gz" for rank in (0, 1, 2)]
+    assert validate(*paths).run.events.rank == 1
+
+
+def test_workload_needs_a_device(traces: Path, tmp_path: Path) -> None:
+    trace = traces / "tpu_v4_jax" / "matmul_1024x1024x1024.xplane.pb"
+    with pytest.raises(InputError, match="needs a device"):
+        validate(trace, session=_session(tmp_path, trace))
+
+
+def _item(
+    klass: MeasuredClass, scope: str = "", shape: tuple[int, ...] = (), kind: str = "", nbytes: float = 0
+) -> Item:
+    return Item(klass, klass.value, scope, shape, 1.0, 0.0, kind=kind, nbytes=nbytes)
+
+
+def test_matching_rules_in_turn() -> None:
+    product, add, talk = MeasuredClass.MATMUL, MeasuredClass.ELEMENTWISE, MeasuredClass.COMMUNICATION
+    measured = [
+        _item(product, "layer1", (8,)),
+        _item(product, "", (64,)),
+        _item(talk, kind="all_reduce", nbytes=512),
+        _item(add),
+        _item(MeasuredClass.MEMCPY),
+    ]
+    predicted = [
+        _item(talk, kind="all_reduce", nbytes=256),
+        _item(product, "", (64,)),
+        _item(product, "layer1", (8,)),
+        _item(add, "norm"),
+        _item(MeasuredClass.SORT),
+    ]
+    found = match(measured, predicted)
+    assert [(pair.measured, pair.predicted, pair.how) for pair in found.pairs] == [
+        (0, 2, "scope"),
+        (1, 1, "shape"),
+        (2, 0, "collective"),
+        (3, 3, "order"),
+    ]
+    assert (found.only_measured, found.only_predicted) == ((4,), (4,))
+    assert found.matched_share == pytest.approx(0.8)
