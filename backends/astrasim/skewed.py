@@ -67,7 +67,10 @@ def _direct_course(
 ) -> tuple[Course, int]:
     nbytes = phase.nbytes if phase.kind == "all_gather" else phase.nbytes // len(members)
     times = np.array(
-        [[0 if source == target else links.between(source, target, nbytes) for source in members] for target in members],
+        [
+            [0 if source == target else links.between(source, target, nbytes) for source in members]
+            for target in members
+        ],
         dtype=np.int64,
     )
     reduction = reduction_ns(nbytes, system) if phase.kind == "reduce_scatter" else 0
@@ -84,14 +87,18 @@ def _halving_course(
     if phase.kind == "all_gather":
         steps = [(n >> level + 1, phase.nbytes << level) for level in range(levels)]
     else:
-        steps = down + down[::-1] if phase.kind == "all_reduce" else down
+        least = down[-1][1] // 2 * 2
+        back = [(n >> level + 1, least << level) for level in range(levels)]
+        steps = down + back if phase.kind == "all_reduce" else down
     places = np.arange(n, dtype=np.int64)
     plan: list[tuple[IntArray, IntArray, int]] = []
     for number, (distance, nbytes) in enumerate(steps):
         partner = places ^ distance
         times = [links.between(members[at], members[at ^ distance], nbytes) for at in range(n)]
         folds = phase.kind != "all_gather" and number + 1 < levels
-        plan.append((partner, np.array(times, dtype=np.int64), reduction_ns(steps[number + 1][1], system) if folds else 0))
+        plan.append(
+            (partner, np.array(times, dtype=np.int64), reduction_ns(steps[number + 1][1], system) if folds else 0)
+        )
 
     def course(starts: IntArray) -> IntArray:
         now = starts + delay
