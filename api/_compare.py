@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -34,6 +34,55 @@ class Failed:
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "system": self.system, "backend": self.backend, "error": self.error}
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """One system as several backends see it.
+
+    `step_time_s`: by backend. `spread`: slowest over fastest. `klass`: the class of kernel whose times differ most
+    between these two, and `share`: its part of all such differences, 0 to 1; empty and 0 where they agree.
+    """
+
+    system: str
+    devices: int
+    step_time_s: Mapping[str, float]
+    spread: float
+    klass: str
+    share: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "system": self.system,
+            "devices": self.devices,
+            "step_time_s": dict(self.step_time_s),
+            "spread": self.spread,
+            "class": self.klass,
+            "share": self.share,
+        }
+
+
+def _fidelity(rows: Sequence[Prediction]) -> Fidelity:
+    fast, slow = (pick(rows, key=lambda row: row.step_time_s) for pick in (min, max))
+    left, right = _by_class(fast), _by_class(slow)
+    apart = {name: abs(left.get(name, 0.0) - right.get(name, 0.0)) for name in dict.fromkeys((*left, *right))}
+    total = sum(apart.values())
+    klass = max(apart, key=lambda name: apart[name]) if total > 0 else ""
+    return Fidelity(
+        fast.system,
+        fast.devices,
+        {row.backend: row.step_time_s for row in rows},
+        slow.step_time_s / fast.step_time_s if fast.step_time_s else 1.0,
+        klass,
+        apart[klass] / total if klass else 0.0,
+    )
+
+
+def _by_class(row: Prediction) -> dict[str, float]:
+    times: dict[str, float] = {}
+    for kernel in row.kernels:
+        times[kernel.klass] = times.get(kernel.klass, 0.0) + kernel.time_s
+    return times
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -70,6 +119,14 @@ class Comparison:
                     found.append({"systems": [left, right], "backends": [one, two]})
         return tuple(found)
 
+    @property
+    def fidelities(self) -> tuple[Fidelity, ...]:
+        """Every system that several backends price, in the order of its fastest row."""
+        by_system: dict[tuple[str, int], list[Prediction]] = {}
+        for row in self.rows:
+            by_system.setdefault((row.system, row.devices), []).append(row)
+        return tuple(_fidelity(rows) for rows in by_system.values() if len(rows) > 1)
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of `stablecast compare --json`."""
         return {
@@ -77,6 +134,7 @@ class Comparison:
             "rows": [row.to_dict() for row in (*self.rows, *self.failed)],
             "ties": [list(pair) for pair in self.ties],
             "disagreements": list(self.disagreements),
+            "fidelities": [entry.to_dict() for entry in self.fidelities],
             "wall_s": self.wall_s,
         }
 
@@ -197,4 +255,4 @@ def _captured(
     return capture(source, *args, platform=platform, **kwargs)
 
 
-__all__ = ["Comparison", "Failed", "compare", "label", "prediction_csv"]
+__all__ = ["Comparison", "Failed", "Fidelity", "compare", "label", "prediction_csv"]

@@ -188,7 +188,7 @@ def asymmetric() -> Row:
     """Groups of unequal sizes and distances on a ring, begun together; ASTRA-sim at 1.3 M messages a CPU second."""
     network = ring(512)
     groups = [list(range(0, 512, 4)), list(range(1, 512, 4)), list(range(2, 300, 4)), list(range(3, 200, 8))]
-    groups[3] += [302, 306, 501]
+    groups[3] += [302, 306, 510]
     messages = sum(4 * 2 * (len(group) - 1) * len(group) for group in groups)
 
     def call() -> int:
@@ -212,9 +212,8 @@ def main() -> None:
         return
     for row in rows:
         mark = "" if row.speedup >= row.target else f"  below {row.target:g}x"
-        print(
-            f"{row.ours_s * 1e3:9.2f} ms  {row.theirs_s:8.2f} s  {row.speedup:7.0f}x  {row.cycles:>12,}  {row.case}{mark}"
-        )
+        times = f"{row.ours_s * 1e3:9.2f} ms  {row.theirs_s:8.2f} s  {row.speedup:7.0f}x"
+        print(f"{times}  {row.cycles:>12,}  {row.case}{mark}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Training steps of transformers as device programs, written down by hand: what the emission benchmarks write.
 
 A layer is its matrix products, a flash attention, norms and element-wise kernels; tensor parallelism adds two
-all-reduces a layer and pass, expert parallelism two all-to-alls, data parallelism one all-reduce a layer, and pipeline
-stages hand activations on and gradients back. Sizes are those of one device.
+all-reduces a layer and pass, expert parallelism two all-to-alls and, since each of its devices has tokens of its own,
+an all-reduce of the attention's gradients, data parallelism one all-reduce a layer, and pipeline stages hand
+activations on and gradients back. Sizes are those of one device.
 """
 
 import dataclasses
@@ -168,6 +169,8 @@ class _Stage:
         for _ in range(times):
             self.product("qkv", tokens, heads, model.width, f"{scope}/attention")
         self.pointwise("rope", tokens * heads, 2, f"{scope}/attention")
+        if backward:
+            self.pointwise("attention_delta", tokens * self._share(model.width), 2, f"{scope}/attention")
         self.attention("bwd" if backward else "fwd", f"{scope}/attention")
         for _ in range(times):
             self.product("out", tokens, model.width, self._share(model.width), f"{scope}/attention")
@@ -183,14 +186,29 @@ class _Stage:
             self.feed_forward(f"{scope}/mlp", tokens, backward)
         self.collective("all_reduce", "tp", hidden, f"{scope}/mlp")
         self.pointwise("residual", tokens * model.width, 2, f"{scope}/mlp")
+        if backward:
+            for part in ("attention", "mlp"):
+                self.pointwise("norm_weight", tokens * model.width, 2, f"{scope}/{part}")
+            self.pointwise("accumulate", self.parameters(), 2, f"{scope}/gradient")
+
+    def attention_parameters(self) -> int:
+        """Parameters of one layer's attention on one device."""
+        model = self.model
+        heads = (model.heads + 2 * model.kv_heads) * (model.width // model.heads)
+        return (heads * model.width + model.width**2) // self.plan.tp
 
     def parameters(self) -> int:
         """Parameters of one layer on one device."""
         model = self.model
-        heads = (model.heads + 2 * model.kv_heads) * (model.width // model.heads)
         experts = max(1, model.experts // self.plan.ep) if model.experts else 1
         ffn = experts * model.ffn * model.width * (3 if model.gated else 2)
-        return (heads * model.width + model.width**2 + ffn) // self.plan.tp
+        return self.attention_parameters() + ffn // self.plan.tp
+
+    def gradients(self, scope: str) -> None:
+        """Sums over data-parallel devices; those of one expert group share all but the experts."""
+        self.collective("all_reduce", "dp", HALF * self.parameters(), scope, aside=True)
+        if self.model.experts:
+            self.collective("all_reduce", "ep", HALF * self.attention_parameters(), scope, aside=True)
 
     def run(self) -> None:
         model, plan = self.model, self.plan
@@ -212,10 +230,12 @@ class _Stage:
             for number in reversed(layers):
                 self.layer(number, backward=True)
                 if micro == plan.micro - 1:
-                    self.collective("all_reduce", "dp", HALF * self.parameters(), f"layer{number}/gradient", aside=True)
+                    self.gradients(f"layer{number}/gradient")
             self.message("send", -1, 2 * micro + 1, "pipeline")
         for number in layers:
-            self.pointwise("adamw", self.parameters(), 4, f"optimizer/layer{number}")
+            self.pointwise("clip", self.parameters(), 1, f"optimizer/layer{number}")
+            for part in ("attention", "mlp", "norms"):
+                self.pointwise("adamw", self.parameters() // 3, 4, f"optimizer/layer{number}/{part}")
 
 
 def stage_program(model: Model, plan: Plan, index: int) -> DeviceProgram:

@@ -15,7 +15,9 @@ BATCH, WIDTH, HIDDEN, CLASSES = 64, 784, 1024, 10
 
 def build(width: int = WIDTH, hidden: int = HIDDEN, device: str = "cuda") -> tuple[nn.Module, torch.optim.Optimizer]:
     """The perceptron and its optimiser."""
-    model = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, CLASSES))
+    model = nn.Sequential(
+        nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, CLASSES)
+    )
     model = model.to(device)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 

@@ -1,6 +1,6 @@
 """A training step of ResNet-50, in plain PyTorch.
 
-    stablecast predict examples/torch_resnet.py:build,step --on a100-sxm
+stablecast predict examples/torch_resnet.py:build,step --on a100-sxm
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class ResNet(nn.Module):
         super().__init__()
         first = stages[0][0]
         self.stem = nn.Sequential(
-            nn.Conv2d(3, first, 7, 2, 3, bias=False), nn.BatchNorm2d(first), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+            nn.Conv2d(3, first, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(first),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
         )
         blocks: list[nn.Module] = []
         inside = first

@@ -1,10 +1,11 @@
 """A diffusion training step of a small U-Net, in plain PyTorch: predict the noise, mean squared error.
 
-    stablecast predict examples/torch_unet.py:build,step --on h100-sxm
+stablecast predict examples/torch_unet.py:build,step --on h100-sxm
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -51,7 +52,7 @@ class UNet(nn.Module):
         self.width = widths[0]
         self.embed = nn.Sequential(nn.Linear(widths[0], time), nn.SiLU(), nn.Linear(time, time))
         self.first = nn.Conv2d(channels, widths[0], 3, padding=1)
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(itertools.pairwise(widths))
         self.down = nn.ModuleList(Block(a, b, time) for a, b in pairs)
         self.shrink = nn.ModuleList(nn.Conv2d(b, b, 3, 2, 1) for _, b in pairs)
         self.middle, self.attention = Block(widths[-1], widths[-1], time), Attention(widths[-1])

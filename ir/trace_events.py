@@ -102,7 +102,7 @@ class TraceEvents:
 
     def name_of(self, index: int) -> str:
         """The name of event `index`."""
-        return self.names[self.name[index]]
+        return self.names[int(self.name[index])]
 
     def args_of(self, index: int) -> Mapping[str, Any]:
         """What the profiler attached to event `index`."""

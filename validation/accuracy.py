@@ -203,9 +203,12 @@ def _column(rows: Sequence[Row], name: str) -> np.ndarray[Any, np.dtype[np.float
     return np.array([getattr(row, name) for row in rows], dtype=np.float64)
 
 
-def run_accuracy(suites: str, folder: Path, backend: str, max_rows: int | None = None) -> AccuracyReport:
+def run_accuracy(
+    suites: str, folder: Path, backend: str, max_rows: int | None = None, *, examples: bool = True
+) -> AccuracyReport:
     """The suites that `suites` names, on the data under `folder`, by `backend`.
 
+    `max_rows`: rows to score of one table and device. `examples`: whether to capture the example programs too.
     A suite without data is skipped with a reason where several were asked for. Raises `InputError` where none can run.
     """
     if not folder.is_dir():
@@ -217,6 +220,7 @@ def run_accuracy(suites: str, folder: Path, backend: str, max_rows: int | None =
     hashes: dict[str, str] = {}
     for name in names:
         data = Data(folder, parse_choice(backend), max_rows or MAX_ROWS)
+        data.examples = data.examples if examples else None
         try:
             rows += run_suite(name, data)
         except InputError as error:

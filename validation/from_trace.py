@@ -1,8 +1,8 @@
 """A device program from a trace's own operators and shapes, and never from its durations.
 
-So a trace with shapes can be validated by itself, and carried to another device. Each operator call that launched device
-work becomes one kernel, collectives keep their kind, message and group. Copies to and from the host are left out and
-said; operators without shapes stay in the program as opaque kernels and make it incomplete. Of a call that launched
+So a trace with shapes can be validated by itself, and carried to another device. Each operator call that launched
+device work becomes one kernel, collectives keep their kind, message and group. Copies to and from the host are left out
+and said; operators without shapes stay in the program as opaque kernels and make it incomplete. Of a call that launched
 several kernels the longest one decides the class; that is the only use of a time.
 """
 
@@ -16,6 +16,7 @@ from stablecast.backends.device import Device
 from stablecast.ir.device_program import Collective, DeviceProgram, Kernel, Node, Unmodelled
 from stablecast.ir.groups import Groups, all_devices
 from stablecast.ir.kernels import KernelClass, KernelRow, KernelTableBuilder
+from stablecast.ir.trace_events import NO_ARGS
 from stablecast.ir.work import NO_WORK, SymbolicWork
 from stablecast.validation.collectives import collectives, shapes_of
 from stablecast.validation.items import longest, units, work_scope
@@ -82,7 +83,7 @@ def trace_program(run: MeasuredRun, step: int, device: Device, *, tf32: bool | N
 
 
 def _call(run: MeasuredRun, position: int, op: int) -> _Call:
-    own = run.events.args_of(op) if op >= 0 else {}
+    own = run.events.args_of(op) if op >= 0 else NO_ARGS
     types: Any = own.get("Input type")
     names = [str(name).lower() for name in cast("list[Any]", types)] if isinstance(types, list) else []
     element = next((_TYPES[name] for name in names if name in _TYPES), "f32")

@@ -41,6 +41,21 @@ def _rows(comparison: "Comparison") -> list[tuple[str, ...]]:
     return rows
 
 
+def fidelity_rows(comparison: "Comparison") -> list[tuple[str, ...]]:
+    """Device x fidelity: a column a backend, the spread, and the class of kernel that explains most of it."""
+    entries = comparison.fidelities
+    if not entries:
+        return []
+    names = list(dict.fromkeys(name for entry in entries for name in entry.step_time_s))
+    rows: list[tuple[str, ...]] = [("step by", *names, "spread", "mostly")]
+    for entry in entries:
+        times = (seconds(entry.step_time_s[name]) if name in entry.step_time_s else "none" for name in names)
+        why = f"{entry.klass} ({percent(entry.share)} of the difference)" if entry.klass else ""
+        many = f"{entry.devices} x " if entry.devices > 1 else ""
+        rows.append((f"{many}{entry.system}", *times, f"{entry.spread:.2f} x", why))
+    return rows
+
+
 def _remarks(comparison: "Comparison") -> list[str]:
     lines: list[str] = []
     if comparison.ties:
@@ -60,6 +75,9 @@ def comparison_text(comparison: "Comparison") -> str:
     """The table, ties and disagreements, and what each row assumed that others did not."""
     lines = [comparison.workload, ""]
     lines += table(_rows(comparison), right=_RIGHT, indent="  ")
+    side_by_side = fidelity_rows(comparison)
+    if side_by_side:
+        lines += ["", *table(side_by_side, right=range(1, len(side_by_side[0]) - 1), indent="  ")]
     lines += ["", *("  " + line for line in _remarks(comparison)), *_assumed(comparison)]
     if comparison.wall_s:
         lines += ["", f"  compared in {seconds(comparison.wall_s)}"]
@@ -83,7 +101,9 @@ def _assumed(comparison: "Comparison") -> list[str]:
 def comparison_html(comparison: "Comparison") -> str:
     """The same as HTML, for notebooks."""
     remarks = "<br>".join(html.escape(line.strip()) for line in _remarks(comparison))
+    side_by_side = fidelity_rows(comparison)
+    beside = html_table(side_by_side, right=range(1, len(side_by_side[0]) - 1)) if side_by_side else ""
     return (
         f"<div><b>{html.escape(comparison.workload)}</b>"
-        f"{html_table(_rows(comparison), right=_RIGHT)}<p>{remarks}</p></div>"
+        f"{html_table(_rows(comparison), right=_RIGHT)}{beside}<p>{remarks}</p></div>"
     )

@@ -1,9 +1,9 @@
 """Members that begin at different times or lie at different distances, without events (congestion-unaware).
 
-A ring: let x_k(r) be when member r sends its k-th message, w(r) the time of a message from r to the next, e the endpoint delay,
-p the reduction where one is due. Then x_0(r) = S(r) + e and x_k+1(r) = max(x_k(r - 1) + w(r - 1), x_k(r)) + e + p_k.
-Over k steps the delays and reductions add up whatever the path, and of paths from one member the longest has most
-messages, so that
+A ring: let x_k(r) be when member r sends its k-th message, w(r) the time of a message from r to the next, e the
+endpoint delay, p the reduction where one is due, S(r) the start. Then x_0(r) = S(r) + e and
+x_k+1(r) = max(x_k(r - 1) + w(r - 1), x_k(r)) + e + p_k. Over k steps the delays and reductions add up whatever the
+path, and of paths from one member the longest has most messages, so that
 
     x_k(r) = (k + 1) e + sum p + max over the last n values of j <= k of [S(r - j) + w(r - j) + ... + w(r - 1)].
 

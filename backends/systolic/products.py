@@ -51,8 +51,8 @@ class ArrayWork:
     """Cycles of the array clock at one multiply-add a cell and cycle, and how the product lies on the arrays.
 
     `cycles`: of the busiest array, filling included; `even`: if folds could be shared out evenly; `single`: of one
-    fold after the other on one array, nothing overlapped; `folds`: of the busiest array. `swapped`: the transposed
-    order. `mapping_eff`: share of the cells of all folds that hold an element.
+    fold after the other on one array, nothing overlapped, in the order that is best at that; `folds`: of the busiest
+    array. `swapped`: the transposed order. `mapping_eff`: share of the cells of all folds that hold an element.
     """
 
     cycles: FloatArray
@@ -75,9 +75,8 @@ def array_work(products: Products, machine: ArrayMachine, fill: float) -> ArrayW
     plain = _stationary(products.batch, products.m, products.n, products.k, machine, fill)
     turned = _stationary(products.batch, products.n, products.m, products.k, machine, fill)
     swapped = turned[0] < plain[0]
-    cycles, folds, single, mapping = (
-        np.where(swapped, other, one) for one, other in zip(plain, turned, strict=True)
-    )
+    cycles, folds, mapping = (np.where(swapped, other, one) for one, other in zip(plain[:3], turned[:3], strict=True))
+    single = np.minimum(plain[3], turned[3])
     even = products.batch * up(products.m, SUBLANES) * _folds(products.n, products.k, machine) / machine.arrays
     return ArrayWork(cycles, even, single, folds, swapped, mapping)
 
@@ -89,7 +88,7 @@ def _folds(columns: FloatArray, rows: FloatArray, machine: ArrayMachine) -> Floa
 def _stationary(
     batch: FloatArray, streamed: FloatArray, columns: FloatArray, rows: FloatArray, machine: ArrayMachine, fill: float
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Cycles and folds of the busiest array, cycles on one array without overlap, and mapping efficiency."""
+    """Cycles and folds of the busiest array, mapping efficiency, and cycles on one array without overlap."""
     edge = 2.0 * machine.rows + machine.cols - 2.0
     row_folds, col_folds = np.ceil(rows / machine.rows), np.ceil(columns / machine.cols)
     best = np.full(len(batch), np.inf)
@@ -102,7 +101,7 @@ def _stationary(
         best = np.minimum(best, cycles)
     single = batch * row_folds * col_folds * (streamed + edge)
     mapping = rows * columns / (row_folds * col_folds * machine.rows * machine.cols)
-    return best, folds, single, mapping
+    return best, folds, mapping, single
 
 
 def _divisors(number: int) -> Iterator[int]:

@@ -62,7 +62,9 @@ def array_seconds(cycles: FloatArray, peak: FloatArray, machine: ArrayMachine) -
     return cycles * 2.0 * machine.arrays * machine.rows * machine.cols / peak
 
 
-def overlapped(compute: FloatArray, nbytes: FloatArray, launch: FloatArray, machine: ArrayMachine, fit: Constants) -> Parts:
+def overlapped(
+    compute: FloatArray, nbytes: FloatArray, launch: FloatArray, machine: ArrayMachine, fit: Constants
+) -> Parts:
     """The form of every type but f16; `compute`: seconds at the arrays' full rate, `nbytes`: bytes of the kernel."""
     busy = compute / fit["array"]
     memory = nbytes / (fit["memory"] * machine.hbm_bytes_per_s)

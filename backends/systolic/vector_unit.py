@@ -14,10 +14,10 @@ import numpy as np
 
 from stablecast.backends.analytical.constants import Constants
 from stablecast.backends.device import Device
-from stablecast.backends.estimates import BoolArray, FloatArray
+from stablecast.backends.estimates import FloatArray
 from stablecast.backends.systolic.machine import LANES, SUBLANES, ArrayMachine
+from stablecast.backends.systolic.rows import element_bytes, is_half
 from stablecast.backends.systolic.time_map import Parts, p_norm
-from stablecast.ir.dtypes import dtype
 from stablecast.ir.kernels import KernelTable
 
 VECTOR_TERMS: Final = ("launch", "in", "out", "flops", "transcendentals")
@@ -32,21 +32,21 @@ def lane_rate(machine: ArrayMachine) -> float:
     return _TILE * machine.clock_hz * machine.cores
 
 
-def element_bytes(names: FloatArray) -> FloatArray:
-    """Bytes an element of StableHLO types `names`, 4 where a row states none."""
-    sizes = {str(name): dtype(str(name)).bits / 8.0 if name else 4.0 for name in np.unique(names)}
-    return np.array([sizes[str(name)] for name in names])
-
-
 def tile_padding(elements: FloatArray) -> FloatArray:
     """Elements in whole registers over `elements`: at least one register, else none to speak of for large arrays."""
     return np.ceil(np.maximum(elements, 1.0) / _TILE) * _TILE / np.maximum(elements, 1.0)
 
 
+def iterations(table: KernelTable) -> FloatArray:
+    """Elements that a kernel visits: `elems`, or what it reads of one operand where that is more (`elems` may count
+    the results of a reduction)."""
+    read = table.bytes_read / (element_bytes(table.in_dtype) * np.maximum(table.inputs, 1))
+    return np.maximum(np.maximum(table.elems, read), 1.0)
+
+
 def vector_terms(table: KernelTable, device: Device, machine: ArrayMachine) -> FloatArray:
     """[rows, len(VECTOR_TERMS)]: 1 for the launch, then seconds of padded bytes in and out, lanes, extended unit."""
-    elements = np.maximum(table.elems * np.maximum(table.reduced, 1), 1).astype(np.float64)
-    padding = tile_padding(elements)
+    padding = tile_padding(iterations(table))
     memory = machine.hbm_bytes_per_s
     return np.stack(
         [
@@ -66,7 +66,8 @@ def vector_parts(table: KernelTable, device: Device, machine: ArrayMachine, fit:
     launches = np.maximum(table.launches.astype(np.float64), 1.0)
     launch = fit["launch"] * launches
     reduced = table.reduced > 1
-    folded = np.where(reduced, table.elems * _LANE_STEPS * LANES, 0.0)
+    rows = iterations(table) / np.maximum(table.reduced, 1)
+    folded = np.where(reduced, rows * _LANE_STEPS * LANES, 0.0)
     lanes = terms[:, 3] / fit["vector.issue"] + folded / lane_rate(machine)
     compute = np.maximum(lanes, terms[:, 4] * fit["vector.transcendental"])
     hbm = (terms[:, 1] + terms[:, 2]) / fit["vector.memory"]
@@ -87,8 +88,3 @@ def vector_parts(table: KernelTable, device: Device, machine: ArrayMachine, fit:
         (own.launch, plain.launch),
     )
     return Parts(*(np.where(half, first, second) for first, second in pairs))
-
-
-def is_half(table: KernelTable) -> BoolArray:
-    """Rows of f16 operands, which a TPU converts."""
-    return np.asarray(table.in_dtype == "f16")

@@ -32,7 +32,9 @@ class Alias:
 
     __slots__ = ("parent", "spec", "storage", "value", "version", "view")
 
-    def __init__(self, storage: Storage, spec: Spec, value: Ref | None, parent: "Alias | None" = None, view: View = ()) -> None:
+    def __init__(
+        self, storage: Storage, spec: Spec, value: Ref | None, parent: "Alias | None" = None, view: View = ()
+    ) -> None:
         self.storage = storage
         self.spec = spec
         self.value = value

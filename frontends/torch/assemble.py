@@ -20,7 +20,14 @@ from stablecast.ir.schedule import Event, Launch, LaunchTable, Schedule
 from stablecast.ir.types import TensorType
 from stablecast.ir.workload import Module, Role, Workload
 
-_ORDER = (ArgumentKind.PARAM, ArgumentKind.OPT_STATE, ArgumentKind.KV_CACHE, ArgumentKind.BATCH, ArgumentKind.CONST, ArgumentKind.UNKNOWN)
+_ORDER = (
+    ArgumentKind.PARAM,
+    ArgumentKind.OPT_STATE,
+    ArgumentKind.KV_CACHE,
+    ArgumentKind.BATCH,
+    ArgumentKind.CONST,
+    ArgumentKind.UNKNOWN,
+)
 MESH = "mesh"
 
 
@@ -123,7 +130,9 @@ def _workload(
     ]
     if emitted.rng:
         state = TensorType((2,), dtype("ui64"))
-        args.append(Argument("rng_state", state, kind=ArgumentKind.RNG, kept_index=len(args), aliases_output=len(names)))
+        args.append(
+            Argument("rng_state", state, kind=ArgumentKind.RNG, kept_index=len(args), aliases_output=len(names))
+        )
     axes = session.axes
     return Workload(
         producer=_versions(),

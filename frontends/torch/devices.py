@@ -1,4 +1,4 @@
-"""A CUDA program on a machine without one: device names rewritten, the CUDA API answered, CUDA's own op choices made."""
+"""A CUDA program where there is none: device names rewritten, the CUDA API answered, CUDA's own op choices made."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -47,17 +47,19 @@ class Rewriter(TorchFunctionMode):
         self._handlers: dict[Any, Callable[..., Any]] = {
             tensor.cuda: lambda func, args, kwargs: args[0],
             tensor.record_stream: lambda func, args, kwargs: None,
-            **{read: self._read for read in self._reads},
+            **dict.fromkeys(self._reads, self._read),
         }
         if device.startswith("cuda"):
             self._handlers[torch.nn.functional.scaled_dot_product_attention] = self._attention
             self._handlers[torch.rms_norm] = self._rms_norm
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if "device" in kwargs and _is_accelerator(kwargs["device"]):
             kwargs = {**kwargs, "device": "cpu"}
-        if len(args) > 1 and any([_is_accelerator(arg) for arg in args[1:]]):
+        if len(args) > 1 and any(_is_accelerator(arg) for arg in args[1:]):
             args = (args[0], *("cpu" if _is_accelerator(arg) else arg for arg in args[1:]))
         handler = self._handlers.get(func)
         return func(*args, **kwargs) if handler is None else handler(func, args, kwargs)

@@ -63,7 +63,7 @@ def positional(info: "OpInfo", args: Args, kwargs: Kwargs) -> Args:
     for index, argument in enumerate(info.func._schema.arguments):
         if index < len(args) or argument.kwarg_only:
             continue
-        found.append(kwargs[argument.name] if argument.name in kwargs else argument.default_value)
+        found.append(kwargs.get(argument.name, argument.default_value))
     return tuple(found)
 
 
@@ -132,7 +132,14 @@ def view(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> Any:
             made = rec.aliases.view(alias, ("bitcast", spec.shape, spec.dtype), spec)
         elif canonical is None:
             made = rec.adopt_known(tensor, alias.storage)
-        elif spec.shape == alias.spec.shape and short not in ("t", "transpose", "permute", "view_as_complex", "_conj", "_neg_view"):
+        elif spec.shape == alias.spec.shape and short not in (
+            "t",
+            "transpose",
+            "permute",
+            "view_as_complex",
+            "_conj",
+            "_neg_view",
+        ):
             made = alias
         else:
             made = rec.aliases.view(alias, canonical(base, args[1:], tensor, index), spec)

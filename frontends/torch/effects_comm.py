@@ -88,7 +88,9 @@ def broadcast_list(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) 
     rec.group(group)
     out = info.func(*args, **kwargs)
     for tensor, value in zip(tensors, values, strict=True):
-        rec.aliases.write(rec.alias(tensor), _one(rec, "coll.broadcast", (value, int(args[2]), group), rec.spec(tensor)))
+        rec.aliases.write(
+            rec.alias(tensor), _one(rec, "coll.broadcast", (value, int(args[2]), group), rec.spec(tensor))
+        )
     return _finish(rec, info, args, kwargs, out, group)
 
 

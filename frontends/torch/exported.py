@@ -31,7 +31,11 @@ def capture_exported(program: Any, device: str = "cuda", *, source: str = "") ->
 
         def run() -> Any:
             with torch.no_grad():
-                return _written(interpreter.run(*tensors), signature, dict(zip((node.name for node in holders), tensors, strict=True)))
+                return _written(
+                    interpreter.run(*tensors),
+                    signature,
+                    dict(zip((node.name for node in holders), tensors, strict=True)),
+                )
 
         out = session.record(run)
         return assemble.workload(session, out, source or "exported program", "exported")
@@ -43,7 +47,9 @@ def _load(path: Path) -> Any:
     try:
         return load("torch.export").load(str(path))
     except (RuntimeError, ValueError, OSError, KeyError) as error:
-        raise InputError(f"{path} is not an exported program: {str(error).splitlines()[0][:160]}", "write it with torch.export.save") from None
+        raise InputError(
+            f"{path} is not an exported program: {str(error).splitlines()[0][:160]}", "write it with torch.export.save"
+        ) from None
 
 
 def _input(session: Session, node: Any, spec: Any) -> Any:
@@ -52,7 +58,10 @@ def _input(session: Session, node: Any, spec: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value if not hasattr(spec.arg, "value") else spec.arg.value
     if any(not isinstance(size, int) for size in value.shape):
-        raise InputError(f"the exported program's input '{node.name}' has the dynamic shape {tuple(value.shape)}", "export it with fixed shapes")
+        raise InputError(
+            f"the exported program's input '{node.name}' has the dynamic shape {tuple(value.shape)}",
+            "export it with fixed shapes",
+        )
     made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
     kind = {"PARAMETER": ArgumentKind.PARAM, "BUFFER": ArgumentKind.PARAM, "CONSTANT_TENSOR": ArgumentKind.CONST}.get(
         spec.kind.name, ArgumentKind.BATCH

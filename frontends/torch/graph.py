@@ -94,7 +94,7 @@ class Graph:
             needed[ref] = 1
         found: list[Node] = []
         for node in reversed(self.nodes):
-            if node.keep or any([out is not None and needed[out] for out in node.outs]):
+            if node.keep or any(out is not None and needed[out] for out in node.outs):
                 found.append(node)
                 for ref in refs_in(node.args):
                     needed[ref] = 1

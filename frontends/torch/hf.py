@@ -15,7 +15,14 @@ from stablecast.ir.errors import InputError, ToolError, near_names
 from stablecast.ir.workload import Workload
 
 MODES = ("train", "forward", "prefill", "decode")
-DTYPES = {"f32": "float32", "fp32": "float32", "bf16": "bfloat16", "f16": "float16", "fp16": "float16", "f64": "float64"}
+DTYPES = {
+    "f32": "float32",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "fp16": "float16",
+    "f64": "float64",
+}
 _PER_SAMPLE = ("ForSequenceClassification", "ForImageClassification")
 
 
@@ -34,8 +41,8 @@ def capture_hf(
 ) -> Workload:
     """The step of a model given by its `config.json`.
 
-    `mode`: `train` (forward, loss, backward, fused AdamW), `forward`, `prefill` (`seq` tokens in, cache out) or `decode`
-    (one token beside a cache of `seq`). `parallel`: `dp4`, `fsdp8`, `tp4`, or several as `fsdp8,tp4`. Raises
+    `mode`: `train` (forward, loss, backward, fused AdamW), `forward`, `prefill` (`seq` tokens in, cache out) or
+    `decode` (one token beside a cache of `seq`). `parallel`: `dp4`, `fsdp8`, `tp4`, or several as `fsdp8,tp4`. Raises
     `InputError` for a configuration, mode or parallelism that is not known.
     """
     if mode not in MODES:
@@ -63,7 +70,9 @@ def read_config(config: str | Path | Mapping[str, Any]) -> tuple[Any, str]:
     try:
         auto = load("transformers.models.auto.configuration_auto")
     except ImportError as error:
-        raise ToolError("transformers is not installed, and the input is a Hugging Face configuration", "pip install transformers") from error
+        raise ToolError(
+            "transformers is not installed, and the input is a Hugging Face configuration", "pip install transformers"
+        ) from error
     source = "config"
     if not isinstance(config, Mapping):
         path = Path(config)
@@ -80,7 +89,9 @@ def read_config(config: str | Path | Mapping[str, Any]) -> tuple[Any, str]:
     if not kind:
         raise InputError(f"{source} names no model_type", "give a Hugging Face config.json")
     if kind not in auto.CONFIG_MAPPING:
-        raise InputError(f"{source}: transformers knows no model_type '{kind}'", near_names(str(kind), auto.CONFIG_MAPPING.keys()))
+        raise InputError(
+            f"{source}: transformers knows no model_type '{kind}'", near_names(str(kind), auto.CONFIG_MAPPING.keys())
+        )
     return auto.CONFIG_MAPPING[kind].from_dict(dict(config)), source
 
 
@@ -177,7 +188,9 @@ def _cache(model: Any, config: Any, batch: int, seq: int, dtype: Any) -> Any:
     return cache
 
 
-def _step(model: Any, mode: str, session: Session, optimizer: Callable[[Any], Any] | None) -> Callable[[dict[str, Any]], Any]:
+def _step(
+    model: Any, mode: str, session: Session, optimizer: Callable[[Any], Any] | None
+) -> Callable[[dict[str, Any]], Any]:
     if mode == "train":
         made = optimizer(model.parameters()) if optimizer is not None else _adamw(model)
         session.prepare((model, made))

@@ -16,7 +16,9 @@ def axes_of(parallel: str) -> tuple[tuple[str, int], ...]:
     for part in re.split(r"[,x+ ]+", parallel.strip()) if parallel.strip() else []:
         found = re.fullmatch(r"([a-z]+)=?(\d+)", part)
         if found is None or found[1] not in KNOWN:
-            raise InputError(f"unknown parallelism '{part}'", f"known: {', '.join(f'{name}N' for name in KNOWN)}, joined by commas")
+            raise InputError(
+                f"unknown parallelism '{part}'", f"known: {', '.join(f'{name}N' for name in KNOWN)}, joined by commas"
+            )
         axes.append((found[1], int(found[2])))
     names = [name for name, _ in axes]
     if len(set(names)) < len(names):

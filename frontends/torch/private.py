@@ -27,7 +27,9 @@ def load(name: str = "torch") -> Any:
     low, high = SUPPORTED
     if not low <= numbers < high:
         wanted = f">={'.'.join(map(str, low))},<{'.'.join(map(str, high))}"
-        raise ToolError(f"torch {torch.__version__} is outside the supported range {wanted}", f"pip install 'torch{wanted}'")
+        raise ToolError(
+            f"torch {torch.__version__} is outside the supported range {wanted}", f"pip install 'torch{wanted}'"
+        )
     return torch if name == "torch" else importlib.import_module(name)
 
 
@@ -169,7 +171,7 @@ def eager_only() -> Any:
 
 
 def module_patches() -> list[tuple[Any, str, Any]]:
-    """(owner, name, stand-in): `Module.to` and its like replace fake parameters, where torch would swap their insides."""
+    """(owner, name, stand-in): `Module.to` and its like replace fake parameters, which torch would swap inside."""
     module = load("torch.nn").Module
     original = module._apply
     memo: list[dict[int, Any]] = []
@@ -201,13 +203,15 @@ def _converted(param: Any, function: Any, memo: dict[int, Any]) -> Any:
     if id(param) not in memo:
         with torch.no_grad():
             made = function(param)
-        same = made is param or (made.dtype == param.dtype and made.shape == param.shape and made.device == param.device)
+        same = made is param or (
+            made.dtype == param.dtype and made.shape == param.shape and made.device == param.device
+        )
         memo[id(param)] = param if same else torch.nn.Parameter(made, param.requires_grad)
     return memo[id(param)]
 
 
 def engine_patches(mode: Any) -> list[tuple[Any, str, Any]]:
-    """(owner, name, stand-in): the backward pass may run user code again (checkpoints, hooks), under `mode` as before."""
+    """(owner, name, stand-in): the backward pass may run user code again (checkpoints, hooks), under `mode`."""
     graph = load("torch.autograd.graph")
     original = graph._engine_run_backward
 
@@ -238,7 +242,9 @@ def ddp_patches() -> list[tuple[Any, str, Any]]:
         register(self, self.process_group, _reduce_bucket)
 
     def hook(self: Any, state: Any, function: Any) -> None:
-        raise ToolError("a communication hook of the user's own cannot be captured under DDP", "leave register_comm_hook out")
+        raise ToolError(
+            "a communication hook of the user's own cannot be captured under DDP", "leave register_comm_hook out"
+        )
 
     def buckets(parameters: Any, _: Any, sparse: Any = ()) -> Any:
         last = len(parameters) - 1
@@ -261,41 +267,6 @@ def _reduce_bucket(group: Any, bucket: Any) -> Any:
     return future
 
 
-def engine_patches(mode: Any) -> list[tuple[Any, str, Any]]:
-    """(owner, name, stand-in): the backward pass may run user code again (checkpoints, hooks), under `mode` as before."""
-    graph = load("torch.autograd.graph")
-    original = graph._engine_run_backward
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with mode:
-            return original(*args, **kwargs)
-
-    return [(graph, "_engine_run_backward", run), (torch.autograd, "_engine_run_backward", run)]
-
-
-def ddp(model: Any, mesh: Any, bucket_mb: float | None = None) -> Any:
-    """`DistributedDataParallel` under a fake process group.
-
-    The fake group's work has no future, so a hook reduces each bucket; buckets have their final sizes from the first
-    step, as torch would make them before the second.
-    """
-    dist = load("torch.distributed")
-    options = {} if bucket_mb is None else {"bucket_cap_mb": bucket_mb}
-    group = mesh.get_group()
-    made = load("torch.nn.parallel").DistributedDataParallel(model, process_group=group, init_sync=False, **options)
-
-    def reduce(state: Any, bucket: Any) -> Any:
-        tensor = bucket.buffer()
-        tensor.div_(group.size())
-        dist.all_reduce(tensor, group=group, async_op=True)
-        future = torch.futures.Future()
-        future.set_result(tensor)
-        return future
-
-    made.register_comm_hook(None, reduce)
-    return made
-
-
 def transformers_patches(timeline: Any) -> list[tuple[Any, str, Any]]:
     """(owner, name, stand-in): transformers reads on the host whether sequences are packed; a batch here is not."""
     import sys
@@ -310,3 +281,16 @@ def transformers_patches(timeline: Any) -> list[tuple[Any, str, Any]]:
         timeline.synchronise()
 
     return [(masks, "find_packed_sequence_indices", find)]
+
+
+def pipeline_patches() -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in): a pipeline's stages agree on shapes before the first step; here they are given."""
+    schedules = load("torch.distributed.pipelining.schedules")
+    stage = load("torch.distributed.pipelining.stage")
+
+    def warm_up(self: Any, stages: Any, has_backward: bool, p2p_done: bool) -> None:
+        for one in stages:
+            if isinstance(one, stage.PipelineStage):
+                one._inference_mode = schedules.InferenceMode.STATIC
+
+    return [(schedules._PipelineSchedule, "_warmup_p2p", warm_up)]

@@ -92,7 +92,9 @@ class Recorder(TorchDispatchMode):
         self._plain = {torch.Tensor, FakeTensor, torch.nn.Parameter, torch.nn.Buffer}
         self._device = torch.ops.prim.device.default
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if func is self._device and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         if self.paused:
@@ -211,7 +213,9 @@ class Recorder(TorchDispatchMode):
             return self.adopt_input(fake)
         with unset_fake():
             plain = tensor.detach().to("cpu")
-            data = plain.float().numpy() if spec.dtype in ("bf16", "f16") or spec.dtype.startswith("f8") else plain.numpy()
+            data = (
+                plain.float().numpy() if spec.dtype in ("bf16", "f16") or spec.dtype.startswith("f8") else plain.numpy()
+            )
         (ref,) = self.emit("const.data", (data.copy(),), (spec,))
         assert ref is not None
         alias = self.aliases.fresh(spec, contiguous_strides(spec.shape), ref)
@@ -221,7 +225,12 @@ class Recorder(TorchDispatchMode):
     # nodes
 
     def emit(
-        self, op: str, args: tuple[Any, ...], specs: tuple[Spec | None, ...], kwargs: dict[str, Any] | None = None, keep: bool = False
+        self,
+        op: str,
+        args: tuple[Any, ...],
+        specs: tuple[Spec | None, ...],
+        kwargs: dict[str, Any] | None = None,
+        keep: bool = False,
     ) -> tuple[Ref | None, ...]:
         """A node that belongs to the call being recorded."""
         return self.graph.add(op, args, specs, kwargs, len(self.calls), self._place, keep)
@@ -241,7 +250,9 @@ class Recorder(TorchDispatchMode):
             return None
         return arg
 
-    def call(self, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], out: Any, group: str = "", host: bool = False) -> None:
+    def call(
+        self, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], out: Any, group: str = "", host: bool = False
+    ) -> None:
         """Note a dispatched call; nodes emitted before it and after the call before are its own."""
         inputs = _tensors(args) + (_tensors(list(kwargs.values())) if kwargs else [])
         if self.host_storages and inputs and not inputs[0].dim():
@@ -278,7 +289,9 @@ def _strides(tensor: Any) -> tuple[int, ...]:
 def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the strides are those of some dense order of the dimensions."""
     step = 1
-    for size, stride in sorted(((size, stride) for size, stride in zip(shape, strides, strict=True) if size > 1), key=lambda p: p[1]):
+    for size, stride in sorted(
+        ((size, stride) for size, stride in zip(shape, strides, strict=True) if size > 1), key=lambda p: p[1]
+    ):
         if stride != step:
             return False
         step *= size
@@ -296,5 +309,3 @@ def _tensors(args: Sequence[Any]) -> list[Any]:
 
 
 __all__ = ["CANONICAL", "SAME", "Call", "Input", "OpInfo", "Recorder"]
-
-

@@ -47,7 +47,7 @@ class Session:
             replaced += private.foreach_patches()
         if self.axes:
             private.fake_process_group(self.rank, self.world)
-            replaced += private.mesh_patches() + private.ddp_patches()
+            replaced += private.mesh_patches() + private.ddp_patches() + private.pipeline_patches()
         with contextlib.ExitStack() as stack:
             if self.axes:
                 stack.callback(private.end_process_group)

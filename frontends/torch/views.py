@@ -1,4 +1,4 @@
-"""ATen's view ops in canonical form: a few kinds with plain parameters, each of which can be undone or written through."""
+"""ATen's view ops in canonical form: a few kinds with plain parameters, which can be undone or written through."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -134,7 +134,7 @@ class Decoder:
             element = attribute.get_splat_value()
             value = getattr(element, "value", None)
             return Dense((value,) if value is not None else None, splat=True)
-        shape = ir.ShapedType(attribute.type).shape
+        shape: list[int] = ir.ShapedType(attribute.type).shape
         if int(np.prod(shape)) <= SMALL and isinstance(attribute, (ir.DenseIntElementsAttr, ir.DenseFPElementsAttr)):
             elements: Any = attribute
             return Dense(tuple(elements), splat=False)

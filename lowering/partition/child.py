@@ -25,6 +25,7 @@ _PIPELINE = (
     "sdy-export-pipeline{enable-insert-explicit-collectives=true}",
 )
 _MANUAL = frozenset({"sdy.manual_computation"})
+_LAYOUTS = frozenset({"result_layouts", "operand_layouts", "result_layout", "xla_shape"})
 _LOOPS = frozenset({"stablehlo.while"})
 
 
@@ -35,7 +36,8 @@ def partition_module(data: bytes, source: str, route: str) -> tuple[dict[str, An
     """
     module = mlir.parse(data, source)
     names = {op.name for op in mlir.walk(module)}
-    header: dict[str, Any] = {"arguments": _arguments(module), "notes": [], "loops": bool(names & _LOOPS)}
+    header: dict[str, Any] = {"arguments": _arguments(module), "notes": []}
+    header["order_matters"] = bool(names & _LOOPS and names & _MANUAL)
     header["partitions"] = _partitions(module)
     gspmd = has_gspmd(module)
     if gspmd:
@@ -65,6 +67,7 @@ def _imported(data: bytes, module: Any, notes: list[str]) -> tuple[Any, str]:
         imported = mlir.through_hlo(data if plain else mlir.write_bytecode(module), module.context)
         mlir.run_passes(imported, _IMPORT)
         constrain(imported)
+        flatten_tuples(imported)
     except ToolError:
         notes.append(ROUND_TRIP_NOTE)
         return module, "direct"
@@ -85,6 +88,32 @@ def constrain(module: Any) -> None:
         with ir.InsertionPoint(op), op.location:
             constraint = sdy.ShardingConstraintOp(op.operands[0], sharding)
         op.results[0].replace_all_uses_with(constraint.result)
+        op.erase()
+
+
+def flatten_tuples(module: Any) -> None:
+    """Gives custom calls that return a tuple one result for each of its parts, as Shardy knows no tuples."""
+    ir = mlir.bindings()
+    for op in mlir.walk(module, "stablehlo.custom_call"):
+        if len(op.results) != 1 or not isinstance(op.results[0].type, ir.TupleType):
+            continue
+        kind = op.results[0].type
+        attributes = {name: op.attributes[name] for name in op.attributes if name not in _LAYOUTS}
+        with ir.InsertionPoint(op):
+            flat = ir.Operation.create(
+                op.name,
+                results=[kind.get_type(index) for index in range(kind.num_types)],
+                operands=list(op.operands),
+                attributes=attributes,
+                loc=op.location,
+            )
+        parts = [use.owner for use in op.results[0].uses]
+        if any(part.name != "stablehlo.get_tuple_element" for part in parts):
+            raise ToolError("a custom call returns a tuple that is passed on whole")
+        for part in parts:
+            index = part.attributes["index"].value
+            part.results[0].replace_all_uses_with(flat.results[index])
+            part.operation.erase()
         op.erase()
 
 

@@ -29,6 +29,11 @@ _TRANSPARENT = frozenset(
     }
 )
 _ANNOTATIONS = frozenset({"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"})
+_RENAMED = {
+    "sdy.constant": "stablehlo.constant",
+    **{f"mhlo.{name}": f"chlo.{name}" for name in ["acos", "acosh", "asin", "asinh", "atanh", "cosh", "erf", "sinh"]},
+}
+"""Ops under the names that they had before Shardy and XLA's import."""
 _INLINED = frozenset({"sdy.manual_computation", "sdy.named_computation"})
 _CONTROL = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.optimization_barrier"})
 _NETWORK = frozenset(
@@ -249,7 +254,7 @@ class Localiser:
     def _make_plain(
         self, op: Op, operand_types: tuple[ValueType, ...], types: tuple[ValueType, ...]
     ) -> tuple[str, Mapping[str, Any], int]:
-        name = "stablehlo.constant" if op.name == "sdy.constant" else op.name
+        name = _RENAMED.get(op.name, op.name)
         attrs = local_attributes(op, operand_types, types)
         signature = self._builder.signature(name, attrs, operand_types, types, op.regions, op.count, op.callee)
         return name, attrs, signature

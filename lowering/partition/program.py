@@ -37,7 +37,7 @@ def partition(
     """
     done = run_shardy(data, source, route=route, timeout_s=timeout_s, worker=worker)
     notes: list[str] = list(done.header["notes"])
-    if done.header["route"] == "direct" and done.header["loops"]:
+    if done.header["order_matters"]:
         notes.append(ORDER_NOTE)
     given = read(done.module, source)
     partitions = max(done.header["partitions"], given.num_partitions)

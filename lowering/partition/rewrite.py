@@ -181,7 +181,7 @@ def _reads(block: Block) -> set[int]:
 
 
 def two_rewrites(program: Program) -> Program:
-    """`program` with gathers counted once and sliced sums scattered: the two rewrites under which partitions are compared.
+    """`program` with gathers counted once and sliced sums scattered: the rewrites under which partitions are compared.
 
     A gather repeats another where it gathers the same operand, also through transposes and reshapes, over the same
     axes. What it returns is for counting: users of a gather taken out may see it in another layout.

@@ -1,6 +1,7 @@
 """`stablecast chakra` and its commands."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 import stablecast
 from stablecast.ir.chakra import CollectiveType, TraceWriter, collective_node, comp_node
+from stablecast.ir.workload import Role
 
 Run = Any
 
@@ -142,3 +144,31 @@ def test_roles_of_which_the_slowest_counts(tmp_path: Path) -> None:
     prediction = stablecast.predict(tmp_path / "t", on="h100-sxm")
     assert prediction.step_time_s > 1e-3
     assert any("2 roles, this is the slowest (role1)" in note for note in prediction.assumptions)
+
+
+RING = """<algo name="pair" coll="allreduce" ngpus="2" nchunksperloop="1">
+<gpu id="0"><tb id="0" send="1" recv="1" chan="0"><step s="0" type="s" cnt="1"/><step s="1" type="rrc" cnt="1"/></tb></gpu>
+<gpu id="1"><tb id="0" send="0" recv="0" chan="0"><step s="0" type="s" cnt="1"/><step s="1" type="rrc" cnt="1"/></tb></gpu>
+</algo>"""
+
+
+def test_collectives_by_an_algorithm(run: Run, reduce: str) -> None:
+    Path("pair.xml").write_text(RING)
+    made = run("chakra", reduce, "--on", "h100-sxm", "-o", "out/step", "--collective", "all_reduce=pair.xml", "--json")
+    classes = {one["kind"]: one["nodes"] for one in json.loads(made.out)["classes"]}
+    assert classes == {"COMP": 8, "COMM_SEND": 4, "COMM_RECV": 4}
+    assert run("chakra", "check", "out/step").code == 0
+    collectives = json.loads(run("predict", "out/step", "--on", "h100-sxm", "--json").out)["collectives"]
+    assert [(one["kind"], one["group_size"]) for one in collectives] == [("all_reduce", 2)]
+    missing = run("chakra", reduce, "-o", "x/step", "--collective", "all_gather=pair.xml")
+    assert missing.err == "stablecast: pair.xml is an algorithm for all_reduce, not for all_gather\n"
+
+
+def test_roles_of_a_workload(reduce: str) -> None:
+    workload = stablecast.load(reduce)
+    name = workload.modules[0].name
+    roles = tuple(Role(f"rank{rank}", name, {"devices": rank}, 0.5 if rank == 3 else 1.0) for rank in range(4))
+    report = stablecast.to_chakra(replace(workload, roles=roles), out="out/step", on="h100-sxm")
+    assert [(role.name, role.ranks) for role in report.roles] == [(f"rank{rank}", 1) for rank in range(4)]
+    times = [role.exact_compute_s for role in report.roles]
+    assert times[3] == pytest.approx(2 * times[0])

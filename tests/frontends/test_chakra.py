@@ -305,3 +305,20 @@ def test_traces_of_a_real_run(shared_data: Path) -> None:
     assert len(host.body) == 140
     assert any("host alone" in note for note in host.notes)
     assert len(read_chakra(folder / "chakra_small_rank0.json").roles["role0"].program.body) == 1
+
+
+def test_example_runs(shared_data: Path, tmp_path: Path) -> None:
+    folder = shared_data / "astrasim_golden" / "examples"
+    with tarfile.open(folder / "traces.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    runs = json.loads((folder / "examples.json").read_text())
+    for name in sorted({run["workload"] for run in runs}):
+        traces = read_chakra(tmp_path / "workload" / "microbenchmarks" / name)
+        assert len(traces) == 1
+        (node,) = traces["role0"].body
+        assert isinstance(node, Collective)
+        assert node.kind == name.split("/")[0]
+        assert node.groups.size == traces.num_devices
+    custom = read_chakra(tmp_path / "system" / "custom_collectives" / "custom_ring_allreduce_8npus_1MB")
+    assert custom.roles["role0"].ranks == tuple(range(8))
+    assert sum(isinstance(node, P2P) for node in custom["role0"].body) == 28

@@ -1,5 +1,6 @@
 """The model of a measured run, on real traces: steps, parts, classes, collectives, ranks."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from stablecast.validation.ranks import align
 from stablecast.validation.steps import repetition
 
 
+@cache
 def _run(path: Path) -> MeasuredRun:
     return measure(read_trace(path))
 

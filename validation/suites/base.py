@@ -93,13 +93,23 @@ class Case:
 Make = Callable[[Device, Record], Case | None]
 
 
+def examples_folder() -> Path | None:
+    """Where the example programs lie: beside this package in the repository, or in the folder that one works in."""
+    here = Path(__file__).resolve().parents[2] / "examples"
+    return next((folder for folder in (here, Path("examples")) if (folder / "llama.py").is_file()), None)
+
+
 @dataclass
 class Data:
-    """The folder of measurements: tables by path, the catalogue, the chosen backends, and what was left out and why."""
+    """The folder of measurements: tables by path, the catalogue, the chosen backends, and what was left out and why.
+
+    `examples`: folder of the example programs, None where they are not at hand.
+    """
 
     folder: Path
     choice: Choice
     max_rows: int = MAX_ROWS
+    examples: Path | None = field(default_factory=examples_folder)
     catalogue: Catalogue = field(default_factory=Catalogue)
     missing: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])

@@ -1,93 +1,136 @@
-"""HeSPaS: whole training steps on four GPUs, from StableHLO modules and from the example programs."""
+"""HeSPaS: whole training steps on four GPUs or eight TPU cores, from a StableHLO module and from the example programs.
+
+The Llama steps are `examples/llama.py` under fully sharded data parallelism, one sequence a device; the ResNets are
+`examples/resnet.py` with 1,024 images over four devices; ResNet-50 also as the module that the peer ships. The peer's
+own figures are sums of regions that it compiled and timed on the GPU in question, without communication.
+"""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from stablecast.backends.predictor import Settings, predict_device_program
-from stablecast.backends.registry import Choice
 from stablecast.frontends import files
+from stablecast.frontends.arguments import ArgumentOptions
+from stablecast.frontends.script import capture_script
 from stablecast.ir.device_program import DeviceProgram
+from stablecast.ir.errors import StablecastError
 from stablecast.ir.reader import read
+from stablecast.ir.workload import Workload
 from stablecast.lowering.device import Target, lower
-from stablecast.lowering.products import TF32_ARITHMETIC
-from stablecast.validation.suites.base import Data, Row, half_digit, number
+from stablecast.lowering.partition import partition
+from stablecast.lowering.products import TF32_ARITHMETIC, TPU_ARITHMETIC
+from stablecast.validation.suites.base import Data, Record, Row, half_digit, number
 
 _FIXTURE: Final = "hespas/resnet_50_train_step_4_devices_1024_batch.mlir.gz"
-_SYSTEMS: Final[Mapping[str, str]] = {
-    "A100_40GB_4GPU": "a100-sxm-40gb",
-    "H100_80GB_4GPU": "h100-sxm",
-    "B200_180GB_4GPU": "b200-sxm",
+_SYSTEMS: Final[Mapping[str, tuple[str, int, str]]] = {
+    "A100_40GB_4GPU": ("a100-sxm-40gb", 4, "cuda"),
+    "H100_80GB_4GPU": ("h100-sxm", 4, "cuda"),
+    "B200_180GB_4GPU": ("b200-sxm", 4, "cuda"),
+    "8xTPUv3": ("tpu-v3", 8, "tpu"),
 }
 _GPUS: Final[Mapping[str, str]] = {"A100": "a100-sxm-40gb", "H100": "h100-sxm", "B200": "b200-sxm"}
-_DEVICES: Final = 4
+_PEER: Final = "hespas xla profiling (compute)"
 _MILLI: Final = 1e-3
 
 
 def run(data: Data) -> list[Row]:
-    """The steps whose module is at hand: ResNet-50."""
+    """Every measured step whose program is at hand."""
+    peers = _peers(data)
+    programs: dict[tuple[str, int, str], DeviceProgram | None] = {}
+    rows: list[Row] = []
+    tables = ("hespas/refs/resnet_train.csv", "hespas/refs/llama3_train.csv", "hespas/refs/tpuv3_llama3.csv")
+    for record in (record for path in tables for record in data.read(path)):
+        device, count, platform = _SYSTEMS.get(record["system"], ("", 0, ""))
+        if not device:
+            continue
+        key = (record["workload"], count, platform)
+        if key not in programs:
+            programs[key] = _example(data, *key)
+        found = programs[key]
+        if found is not None:
+            rows.append(_row(data, found, record, device, count, peers))
+    return [*rows, *_fixture(data, peers)]
+
+
+def _fixture(data: Data, peers: Mapping[tuple[str, str], Record]) -> list[Row]:
     path = data.find(_FIXTURE)
     if path is None:
         return []
-    program = lowered(path)
-    peers = _peers(data)
-    rows: list[Row] = []
-    for record in data.read("hespas/refs/resnet_train.csv"):
-        device = _SYSTEMS.get(record["system"], "")
-        if record["workload"] == "resnet50" and device:
-            measured = float(record["runtime_s"])
-            rows.append(_row(data, program, device, measured, half_digit(record["runtime_s"], 1.0), peers))
-    data.notes.append(
-        "hespas: the llama3 rows and the other ResNets need captures of the example programs for 4 devices"
-    )
-    return rows
+    program = lowered(files.load(path), "cuda")
+    record = {"system": "A100_40GB_4GPU", "workload": "resnet50", "runtime_s": "0.10"}
+    return [_row(data, program, record, "a100-sxm-40gb", 4, peers, " module")]
 
 
-def lowered(path: Path) -> DeviceProgram:
-    """The kernels of the fixture on a GPU with TF32."""
-    workload = files.load(path)
-    program = read(workload.modules[0].data, str(path))
-    return lower(program, Target("cuda", TF32_ARITHMETIC))
+def _example(data: Data, workload: str, devices: int, platform: str) -> DeviceProgram | None:
+    """The example program of a workload of the peer, None (and a note) where it is not at hand."""
+    folder = data.examples
+    if folder is None:
+        note = "hespas: the example programs are not at hand, so only the module is scored"
+        data.notes += [note] if note not in data.notes else []
+        return None
+    family, _, size = workload.partition("-")
+    if family == "llama3":
+        script, settings = "llama.py", [f"size={size}", f"fsdp={devices}"]
+    else:
+        script, settings = "resnet.py", [f"depth={workload.removeprefix('resnet')}", "batch=1024", f"data={devices}"]
+    try:
+        options = ArgumentOptions(settings=settings)
+        return lowered(capture_script(f"{folder / script}:train_step", options, platform=platform), platform)
+    except StablecastError as error:
+        data.notes.append(f"hespas: {workload} on {devices} devices is left out: {error.message}")
+        return None
 
 
-def _peers(data: Data) -> dict[str, float]:
-    """The peer's compute time of ResNet-50 by device; it holds no communication."""
+def lowered(workload: Workload, platform: str) -> DeviceProgram:
+    """The kernels of one device."""
+    content, source = workload.modules[0].data, workload.source or "program"
+    program = read(content, source)
+    if program.stage.is_global and program.num_partitions > 1:
+        program = partition(content, source)
+    arithmetic = TPU_ARITHMETIC if platform == "tpu" else TF32_ARITHMETIC
+    return lower(program, Target(platform, arithmetic))
+
+
+def _peers(data: Data) -> dict[tuple[str, str], Record]:
+    """The peer's rows by device and workload."""
     return {
-        _GPUS[record["gpu"]]: number(record, "profiling_compute_ms") * _MILLI
+        (_GPUS[record["gpu"]], record["workload"]): record
         for record in data.read("hespas/xla_profiling_predictions.csv")
-        if record["workload"] == "resnet50" and record["gpu"] in _GPUS
+        if record["gpu"] in _GPUS
     }
 
 
 def _row(
     data: Data,
     program: DeviceProgram,
+    record: Record,
     device: str,
-    measured_s: float,
-    rounding_s: float | None,
-    peers: Mapping[str, float],
+    devices: int,
+    peers: Mapping[tuple[str, str], Record],
+    mark: str = "",
 ) -> Row:
-    system = data.catalogue.resolve(f"{device}:{_DEVICES}")
-    found = predict_device_program(program, system, Settings(_choice(data), {}), "resnet50")
-    peer = {"hespas xla profiling (compute)": peers[device]} if device in peers else {}
+    system = data.catalogue.resolve(f"{device}:{devices}")
+    found = predict_device_program(program, system, Settings(data.choice, {}), record["workload"])
+    theirs = peers.get((device, record["workload"]), {})
+    measured, rounding = float(record["runtime_s"]), half_digit(record["runtime_s"], 1.0)
+    if record["workload"].startswith("resnet") and number(theirs, "measured_ms"):
+        measured = number(theirs, "measured_ms") * _MILLI
+        rounding = number(theirs, "measured_uncertainty_ms") * _MILLI
+    peer = {_PEER: number(theirs, "profiling_compute_ms") * _MILLI} if theirs else {}
     return Row(
         "hespas",
-        "resnet50 train, 4 devices",
+        f"{record['workload']} train{mark}, {devices} devices",
         device,
-        measured_s,
+        measured,
         found.step_time_s,
         found.step_time_low_s,
         found.step_time_high_s,
         peer=next(iter(peer), ""),
-        peer_predicted_s=peers.get(device),
+        peer_predicted_s=peer.get(_PEER),
         peers=peer,
-        group="resnet train",
+        group=f"{'llama3' if record['workload'].startswith('llama3') else 'resnet'}{mark}",
         path="program",
-        rounding_s=rounding_s,
-        key="resnet50 train",
+        rounding_s=rounding,
+        key=f"{record['workload']}{mark}",
         basis="program",
     )
-
-
-def _choice(data: Data) -> Choice:
-    return data.choice

@@ -43,7 +43,9 @@ def _rows(e: Emitter, x: Val, like: Val) -> Val:
     return e.broadcast_in_dim(x, like.shape, (0, 1, 2))
 
 
-def _forward(e: Emitter, q: Val, k: Val, v: Val, bias: Val | None, causal: bool, scale: float | None) -> tuple[Val, Val]:
+def _forward(
+    e: Emitter, q: Val, k: Val, v: Val, bias: Val | None, causal: bool, scale: float | None
+) -> tuple[Val, Val]:
     k, v = _repeat_heads(e, k, q.shape[1]), _repeat_heads(e, v, q.shape[1])
     scores, _ = _scores(e, q, k, bias, causal, scale)
     top = e.reduce(scores, [3], "maximum")
@@ -56,12 +58,23 @@ def _forward(e: Emitter, q: Val, k: Val, v: Val, bias: Val | None, causal: bool,
 
 
 def _backward(
-    e: Emitter, grad: Val, q: Val, k: Val, v: Val, out: Val, lse: Val, bias: Val | None, causal: bool, scale: float | None
+    e: Emitter,
+    grad: Val,
+    q: Val,
+    k: Val,
+    v: Val,
+    out: Val,
+    lse: Val,
+    bias: Val | None,
+    causal: bool,
+    scale: float | None,
 ) -> list[Val]:
     heads, groups = q.shape[1], k.shape[1]
     k, v = _repeat_heads(e, k, heads), _repeat_heads(e, v, heads)
     scores, factor = _scores(e, q, k, bias, causal, scale)
-    lse = e.reshape(e.slice_dim(e.reshape(lse, (*lse.shape[:2], math.prod(lse.shape[2:]))), 2, 0, q.shape[2]), q.shape[:3])
+    lse = e.reshape(
+        e.slice_dim(e.reshape(lse, (*lse.shape[:2], math.prod(lse.shape[2:]))), 2, 0, q.shape[2]), q.shape[:3]
+    )
     weights = e.unary("exponential", e.sub(scores, _rows(e, e.convert(lse, scores.dtype), scores)))
     into = e.dot(grad, v, ((3,), (3,)), _BATCH, scores.dtype)
     delta = e.reduce(e.mul(e.convert(grad, scores.dtype), e.convert(out, scores.dtype)), [3], "add")
@@ -91,7 +104,14 @@ def _others(e: Emitter, first: int) -> list[Val | None]:
 
 @composite("aten._scaled_dot_product_flash_attention", attributes=("dropout_p", "is_causal", "scale"))
 def flash(
-    e: Emitter, q: Val, k: Val, v: Val, dropout_p: float = 0.0, is_causal: bool = False, *_: Any, scale: float | None = None
+    e: Emitter,
+    q: Val,
+    k: Val,
+    v: Val,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *_: Any,
+    scale: float | None = None,
 ) -> list[Val | None]:
     out, lse = _forward(e, q, k, v, None, is_causal, scale)
     return [out, _statistics(e, lse), *_others(e, 2)]
@@ -120,7 +140,15 @@ def flash_backward(
 
 @composite("aten._scaled_dot_product_flash_attention_for_cpu", attributes=("dropout_p", "is_causal", "scale"))
 def flash_cpu(
-    e: Emitter, q: Val, k: Val, v: Val, dropout_p: float = 0.0, is_causal: bool = False, *, attn_mask: Val | None = None, scale: float | None = None
+    e: Emitter,
+    q: Val,
+    k: Val,
+    v: Val,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Val | None = None,
+    scale: float | None = None,
 ) -> list[Val | None]:
     out, lse = _forward(e, q, k, v, attn_mask, is_causal, scale)
     return [out, _statistics(e, lse)]

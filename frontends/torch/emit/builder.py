@@ -168,7 +168,9 @@ class Builder:
                 np.packbits(array.astype(bool), bitorder="little"), type=self.element("i1"), shape=list(shape)
             )
             return self.done(self.hlo.constant(packed), shape, dtype)
-        attribute = self.ir.DenseElementsAttr.get(np.ascontiguousarray(array), type=self.element(dtype), shape=list(shape))
+        attribute = self.ir.DenseElementsAttr.get(
+            np.ascontiguousarray(array), type=self.element(dtype), shape=list(shape)
+        )
         return self.done(self.hlo.constant(attribute), shape, dtype)
 
     def iota(self, shape: Sequence[int], dim: int, dtype: str = "i64") -> Val:
@@ -213,15 +215,14 @@ class Builder:
         lows[dim], highs[dim], steps[dim] = start, limit, step
         return self.slice(x, lows, highs, steps)
 
-    def pad(self, x: Val, value: Val, low: Sequence[int], high: Sequence[int], interior: Sequence[int] | None = None) -> Val:
+    def pad(
+        self, x: Val, value: Val, low: Sequence[int], high: Sequence[int], interior: Sequence[int] | None = None
+    ) -> Val:
         inner = tuple(interior) if interior else (0,) * x.rank
         if not any(low) and not any(high) and not any(inner):
             return x
         shape = tuple(
-            [
-                size + a + b + max(size - 1, 0) * c
-                for size, a, b, c in zip(x.shape, low, high, inner, strict=True)
-            ]
+            [size + a + b + max(size - 1, 0) * c for size, a, b, c in zip(x.shape, low, high, inner, strict=True)]
         )
         made = self.hlo.pad(x.value, value.value, self.ints(low), self.ints(high), self.ints(inner))
         return self.done(made, shape, x.dtype)
@@ -350,9 +351,13 @@ class Builder:
         out = dtype or x.dtype
         left = [axis for axis in range(x.rank) if axis not in contract[0] and axis not in batch[0]]
         right = [axis for axis in range(y.rank) if axis not in contract[1] and axis not in batch[1]]
-        shape = [x.shape[axis] for axis in batch[0]] + [x.shape[axis] for axis in left] + [y.shape[axis] for axis in right]
+        shape = (
+            [x.shape[axis] for axis in batch[0]] + [x.shape[axis] for axis in left] + [y.shape[axis] for axis in right]
+        )
         numbers = self.hlo.DotDimensionNumbers.get(list(batch[0]), list(batch[1]), list(contract[0]), list(contract[1]))
-        made = self.hlo.dot_general(self.type(shape, out), x.value, y.value, numbers, precision_config=self.precision(x.dtype))
+        made = self.hlo.dot_general(
+            self.type(shape, out), x.value, y.value, numbers, precision_config=self.precision(x.dtype)
+        )
         return self.done(made, shape, out)
 
     def precision(self, dtype: str) -> Any:
@@ -366,10 +371,17 @@ class Builder:
         op = self.hlo.GatherOp(x.value, index.value, dims, self.ints(sizes))
         return self.done(op.result, shape, x.dtype)
 
-    def scatter(self, x: Val, index: Val, updates: Val, numbers: dict[str, Any], how: str = "add", unique: bool = False) -> Val:
+    def scatter(
+        self, x: Val, index: Val, updates: Val, numbers: dict[str, Any], how: str = "add", unique: bool = False
+    ) -> Val:
         dims = self.hlo.ScatterDimensionNumbers.get(**numbers)
         op = self.hlo.ScatterOp(
-            [self.type(x.shape, x.dtype)], [x.value], index.value, [updates.value], dims, unique_indices=self.ir.BoolAttr.get(unique)
+            [self.type(x.shape, x.dtype)],
+            [x.value],
+            index.value,
+            [updates.value],
+            dims,
+            unique_indices=self.ir.BoolAttr.get(unique),
         )
         fold = (lambda a, b: [b]) if how == "set" else (lambda a, b: [self.binary(_FOLD.get(how, how), a, b)])
         self.body(op, (x.dtype, x.dtype), fold)

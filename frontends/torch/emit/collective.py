@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,15 @@ from stablecast.ir.errors import InputError
 ALL_PAIRS = 1024
 """Up to this many devices a permute lists the pairs of every group; beyond, those of the captured rank's own."""
 
-_FOLDS = {"sum": "add", "avg": "add", "product": "multiply", "min": "minimum", "max": "maximum", "band": "and_", "bor": "or_"}
+_FOLDS = {
+    "sum": "add",
+    "avg": "add",
+    "product": "multiply",
+    "min": "minimum",
+    "max": "maximum",
+    "band": "and_",
+    "bor": "or_",
+}
 
 
 def strided(ranks: Sequence[int]) -> int | None:
@@ -24,7 +33,7 @@ def strided(ranks: Sequence[int]) -> int | None:
     if len(ranks) < 2:
         return 1
     step = ranks[1] - ranks[0]
-    return step if step > 0 and all(b - a == step for a, b in zip(ranks, ranks[1:], strict=False)) else None
+    return step if step > 0 and all(b - a == step for a, b in pairwise(ranks)) else None
 
 
 def groups_attribute(e: Emitter, name: str) -> Any:
@@ -40,7 +49,11 @@ def _groups_attribute(e: Emitter, group: Group) -> Any:
         return _over_axes(e, e.settings.axes, group.axes)
     world = math.prod(size for _, size in e.settings.axes)
     size, step = len(group.ranks), strided(group.ranks)
-    if step is not None and world % (size * step) == 0 and group.ranks[0] // (size * step) * size * step + group.ranks[0] % step == group.ranks[0]:
+    if (
+        step is not None
+        and world % (size * step) == 0
+        and group.ranks[0] // (size * step) * size * step + group.ranks[0] % step == group.ranks[0]
+    ):
         axes = (("outer", world // (size * step)), ("group", size), ("inner", step))
         return _over_axes(e, axes, ("group",))
     if size == world:
@@ -194,7 +207,9 @@ def send(e: Emitter, x: Val, peer: int, tag: int, group: str) -> list[Val]:
 @emits("coll.recv")
 def recv(e: Emitter, peer: int, tag: int, group: str) -> Val:
     token = e.hlo.create_token()
-    op = e.hlo.RecvOp([e.type(*e.out), e.hlo.TokenType.get()], token, _channel(e), is_host_transfer=e.ir.BoolAttr.get(False))
+    op = e.hlo.RecvOp(
+        [e.type(*e.out), e.hlo.TokenType.get()], token, _channel(e), is_host_transfer=e.ir.BoolAttr.get(False)
+    )
     _transfer(e, op, peer, tag)
     e.count += 2
     return Val(op.results[0], *e.out)

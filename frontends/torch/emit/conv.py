@@ -64,7 +64,14 @@ def _grouped_kernel(e: Emitter, w: Val, groups: int) -> Val:
 
 
 def _input_like(
-    e: Emitter, grad: Val, w: Val, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+    e: Emitter,
+    grad: Val,
+    w: Val,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
 ) -> Val:
     """The transposed convolution: gradient of the input, whose spatial sizes are `size`."""
     rank = grad.rank - 2
@@ -109,7 +116,14 @@ def _each(values: Sequence[int], rank: int) -> list[int]:
 
 
 def _weight_gradient(
-    e: Emitter, x: Val, grad: Val, window: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+    e: Emitter,
+    x: Val,
+    grad: Val,
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
 ) -> Val:
     """Input correlated with the gradient: batch is contracted, features become batch; gives [o, i/g, ...]."""
     rank = x.rank - 2

@@ -13,8 +13,16 @@ def data(e: Emitter, array: Any) -> Val:
 
 
 @emits(
-    "aten.zeros", "aten.zeros_like", "aten.new_zeros", "aten.zero", "aten.empty", "aten.empty_like", "aten.new_empty",
-    "aten.empty_strided", "aten.new_empty_strided", "aten.empty_permuted",
+    "aten.zeros",
+    "aten.zeros_like",
+    "aten.new_zeros",
+    "aten.zero",
+    "aten.empty",
+    "aten.empty_like",
+    "aten.new_empty",
+    "aten.empty_strided",
+    "aten.new_empty_strided",
+    "aten.empty_permuted",
 )
 def zeros(e: Emitter, *_: Any, **__: Any) -> Val:
     return e.splat(0, *e.out)
@@ -87,5 +95,3 @@ def polar(e: Emitter, length: Val, angle: Val) -> Val:
 @emits("aten.real")
 def real(e: Emitter, x: Val) -> Val:
     return e.real(x)
-
-

@@ -125,7 +125,9 @@ class Emitter(Builder):
             kinds = [self.type(*specs[ref]) for ref in graph.inputs]
             with ir.InsertionPoint(module.body):
                 main = self.func.FuncOp("main", ir.FunctionType.get(kinds, []))
-            block = self._block = main.regions[0].blocks.append(*kinds, arg_locs=[ir.Location.name(name) for name in names])
+            block = self._block = main.regions[0].blocks.append(
+                *kinds, arg_locs=[ir.Location.name(name) for name in names]
+            )
             for ref, value in zip(graph.inputs, block.arguments, strict=True):
                 self._env[ref] = Val(value, *specs[ref])
             ops_of = self._nodes(block)
@@ -165,7 +167,9 @@ class Emitter(Builder):
         values = [self._env[ref].value for ref in self.graph.outputs]
         names = list(result_names)
         arguments = [
-            {"tf.aliasing_output": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), aliases[index])} if index in aliases else {}
+            {"tf.aliasing_output": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), aliases[index])}
+            if index in aliases
+            else {}
             for index in range(len(self.graph.inputs))
         ]
         if self._state is not None:
@@ -189,9 +193,8 @@ class Emitter(Builder):
             made = self._without_emitter(node, args, kwargs)
         else:
             made = self._with_emitter(found, node, args, kwargs)
-        for out, value in zip(node.outs, made, strict=False):
-            if out is not None and value is not None:
-                env[out] = value
+        pairs = zip(node.outs, made, strict=False)
+        env.update({out: value for out, value in pairs if out is not None and value is not None})
 
     def _specs(self, node: Node) -> tuple[Spec | None, ...]:
         specs = self.graph.specs
@@ -204,7 +207,15 @@ class Emitter(Builder):
             if name in registry.COMPOSITES:
                 return self._composite(name, function, args, kwargs)
             return self._fit(function(self, *args, **kwargs), outs)
-        except (TypeError, ValueError, IndexError, KeyError, AssertionError, NotImplementedError, self.ir.MLIRError) as error:
+        except (
+            TypeError,
+            ValueError,
+            IndexError,
+            KeyError,
+            AssertionError,
+            NotImplementedError,
+            self.ir.MLIRError,
+        ) as error:
             self.outs = outs
             return self._without_emitter(node, args, kwargs, f"{type(error).__name__}: {str(error)[:200]}")
 
@@ -283,10 +294,14 @@ class Emitter(Builder):
             version=ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1),
         )
         self.count += 1
-        made = iter([Val(value, *spec) for value, spec in zip(op.results, [s for s in specs if s is not None], strict=True)])
+        made = iter(
+            [Val(value, *spec) for value, spec in zip(op.results, [s for s in specs if s is not None], strict=True)]
+        )
         return [None if spec is None else next(made) for spec in specs]
 
-    def _attributes(self, names: tuple[str, ...], function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _attributes(
+        self, names: tuple[str, ...], function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
         ir = self.ir
         given = {**dict(zip(_parameters(function), args, strict=False)), **kwargs}
         found: dict[str, Any] = {}
@@ -317,7 +332,9 @@ class Emitter(Builder):
         inner = iter([Val(value, x.shape, x.dtype) for value, x in zip(block.arguments, operands, strict=True)])
         try:
             with ir.InsertionPoint(block):
-                made = self._fit(function(self, *_swap(args, inner), **{k: _swap(v, inner) for k, v in kwargs.items()}), outs)
+                made = self._fit(
+                    function(self, *_swap(args, inner), **{k: _swap(v, inner) for k, v in kwargs.items()}), outs
+                )
                 values = [value for value in made if value is not None]
                 self.func.ReturnOp([value.value for value in values])
         except Exception:
@@ -325,7 +342,9 @@ class Emitter(Builder):
             raise
         finally:
             self.constants, self.count, self.outs = held, count, outs
-        op.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kinds, [value.value.type for value in values]))
+        op.attributes["function_type"] = ir.TypeAttr.get(
+            ir.FunctionType.get(kinds, [value.value.type for value in values])
+        )
         return symbol, [None if value is None else Spec(value.shape, value.dtype) for value in made]
 
 

@@ -75,7 +75,8 @@ def _along(e: Emitter, x: Val, index: Val, axis: int) -> tuple[Val, dict[str, An
     batch = [place for place in same if x.shape[place] == index.shape[place]]
     rest = [place for place in range(x.rank) if place not in batch]
     columns = [
-        e.reshape(index if place == axis else e.iota(index.shape, place, index.dtype), (*index.shape, 1)) for place in rest
+        e.reshape(index if place == axis else e.iota(index.shape, place, index.dtype), (*index.shape, 1))
+        for place in rest
     ]
     numbers = {"batch": batch, "rest": rest, "vector": index.rank}
     return e.concat(columns, index.rank), numbers
@@ -124,7 +125,9 @@ def scatter(e: Emitter, x: Val, dim: int, index: Val, source: Any, reduce: str |
 def index_add(e: Emitter, x: Val, dim: int, index: Val, source: Val, alpha: float = 1) -> Val:
     how = "add" if e.op.startswith("aten.index_add") else "set"
     axis = axis_of(dim, x.rank)
-    return put_rows(e, x, e.reshape(index, (math.prod(index.shape),)), e.scale(e.convert(source, x.dtype), alpha), axis, how)
+    return put_rows(
+        e, x, e.reshape(index, (math.prod(index.shape),)), e.scale(e.convert(source, x.dtype), alpha), axis, how
+    )
 
 
 @emits("aten.index_fill")
@@ -146,7 +149,8 @@ def _split_indices(e: Emitter, x: Val, indices: Sequence[Val | None]) -> tuple[l
             here = rank - index.rank + place
             shape[here] = max(shape[here], size) if size != 1 else shape[here]
     spread = [
-        from_front(e, e.broadcast(e.convert(index, "i64"), shape), x.shape[axis]) for axis, index in zip(axes, given, strict=True)
+        from_front(e, e.broadcast(e.convert(index, "i64"), shape), x.shape[axis])
+        for axis, index in zip(axes, given, strict=True)
     ]
     return axes, spread, tuple(shape)
 

@@ -84,7 +84,9 @@ def outer(e: Emitter, x: Val, y: Val) -> Val:
 
 
 @composite("aten._grouped_mm")
-def grouped_mm(e: Emitter, x: Val, y: Val, offs: Val | None = None, bias: Val | None = None, out_dtype: str | None = None) -> Val:
+def grouped_mm(
+    e: Emitter, x: Val, y: Val, offs: Val | None = None, bias: Val | None = None, out_dtype: str | None = None
+) -> Val:
     """Rows by the matrix of their group: `chlo.ragged_dot`, whose group sizes follow from the offsets."""
     if offs is None:
         return batched(e, x, y, e.out.dtype)
@@ -124,7 +126,15 @@ def _grouped_columns(e: Emitter, x: Val, y: Val, offs: Val) -> Val:
 
 @composite("aten._scaled_mm")
 def scaled_mm(
-    e: Emitter, x: Val, y: Val, scale_x: Val, scale_y: Val, bias: Val | None = None, result_scale: Val | None = None, *_: Any, **__: Any
+    e: Emitter,
+    x: Val,
+    y: Val,
+    scale_x: Val,
+    scale_y: Val,
+    bias: Val | None = None,
+    result_scale: Val | None = None,
+    *_: Any,
+    **__: Any,
 ) -> Val:
     """A product of 8-bit factors with their scales, per tensor or per row."""
     product = e.dot(x, y, ((1,), (0,)), dtype="f32")

@@ -22,7 +22,15 @@ def _affine(e: Emitter, made: Val, weight: Val | None, bias: Val | None) -> Val:
 
 
 def _batch_norm(
-    e: Emitter, x: Val, weight: Val | None, bias: Val | None, mean: Val | None, var: Val | None, training: bool, momentum: float, eps: float
+    e: Emitter,
+    x: Val,
+    weight: Val | None,
+    bias: Val | None,
+    mean: Val | None,
+    var: Val | None,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> list[Val]:
     """Result, mean and inverse deviation of the batch, new running mean and variance."""
     held = wide(e, x)
@@ -51,7 +59,15 @@ def _running(e: Emitter, old: Val, new: Val, momentum: float) -> Val:
 
 @emits("aten.native_batch_norm", "aten._native_batch_norm_legit", "aten._native_batch_norm_legit_functional")
 def native_batch_norm(
-    e: Emitter, x: Val, weight: Val | None, bias: Val | None, mean: Val | None, var: Val | None, training: bool, momentum: float, eps: float
+    e: Emitter,
+    x: Val,
+    weight: Val | None,
+    bias: Val | None,
+    mean: Val | None,
+    var: Val | None,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> list[Val]:
     found = _batch_norm(e, x, weight, bias, mean, var, training, momentum, eps)
     if not training:
@@ -66,11 +82,18 @@ def _empty_like(e: Emitter, index: int) -> Val:
 
 
 @emits("aten._native_batch_norm_legit.no_stats")
-def batch_norm_no_stats(e: Emitter, x: Val, weight: Val | None, bias: Val | None, training: bool, momentum: float, eps: float) -> list[Val]:
+def batch_norm_no_stats(
+    e: Emitter, x: Val, weight: Val | None, bias: Val | None, training: bool, momentum: float, eps: float
+) -> list[Val]:
     return _batch_norm(e, x, weight, bias, None, None, True, momentum, eps)
 
 
-@emits("aten.cudnn_batch_norm", "aten._batch_norm_with_update", "aten._batch_norm_with_update_functional", "aten._batch_norm_no_update")
+@emits(
+    "aten.cudnn_batch_norm",
+    "aten._batch_norm_with_update",
+    "aten._batch_norm_with_update_functional",
+    "aten._batch_norm_no_update",
+)
 def cudnn_batch_norm(
     e: Emitter, x: Val, weight: Val | None, bias: Val | None, mean: Val | None, var: Val | None, *args: Any
 ) -> list[Val]:
@@ -126,7 +149,16 @@ def native_batch_norm_backward(
 
 @emits("aten.cudnn_batch_norm_backward")
 def cudnn_batch_norm_backward(
-    e: Emitter, x: Val, grad: Val, weight: Val, mean: Val | None, var: Val | None, save_mean: Val, save_inverse: Val, eps: float, *_: Any
+    e: Emitter,
+    x: Val,
+    grad: Val,
+    weight: Val,
+    mean: Val | None,
+    var: Val | None,
+    save_mean: Val,
+    save_inverse: Val,
+    eps: float,
+    *_: Any,
 ) -> list[Val | None]:
     masks = [spec is not None for spec in e.outs]
     return native_batch_norm_backward(e, grad, x, weight, mean, var, save_mean, save_inverse, True, eps, masks)
@@ -143,7 +175,9 @@ def _last(e: Emitter, x: Val, like: Val) -> Val:
 
 
 @composite("aten.native_layer_norm", attributes=("eps",))
-def native_layer_norm(e: Emitter, x: Val, shape: Sequence[int], weight: Val | None, bias: Val | None, eps: float) -> list[Val]:
+def native_layer_norm(
+    e: Emitter, x: Val, shape: Sequence[int], weight: Val | None, bias: Val | None, eps: float
+) -> list[Val]:
     lead = x.rank - len(shape)
     axes = list(range(lead, x.rank))
     held = wide(e, x)
@@ -160,7 +194,15 @@ def native_layer_norm(e: Emitter, x: Val, shape: Sequence[int], weight: Val | No
 
 @composite("aten.native_layer_norm_backward")
 def native_layer_norm_backward(
-    e: Emitter, grad: Val, x: Val, shape: Sequence[int], mean: Val, inverse: Val, weight: Val | None, bias: Val | None, mask: Sequence[bool]
+    e: Emitter,
+    grad: Val,
+    x: Val,
+    shape: Sequence[int],
+    mean: Val,
+    inverse: Val,
+    weight: Val | None,
+    bias: Val | None,
+    mask: Sequence[bool],
 ) -> list[Val | None]:
     rank = len(shape)
     axes = list(range(x.rank - rank, x.rank))
@@ -227,7 +269,17 @@ def native_group_norm(
 
 @composite("aten.native_group_norm_backward", attributes=("groups",))
 def native_group_norm_backward(
-    e: Emitter, grad: Val, x: Val, mean: Val, inverse: Val, weight: Val | None, n: int, c: int, hw: int, groups: int, mask: Sequence[bool]
+    e: Emitter,
+    grad: Val,
+    x: Val,
+    mean: Val,
+    inverse: Val,
+    weight: Val | None,
+    n: int,
+    c: int,
+    hw: int,
+    groups: int,
+    mask: Sequence[bool],
 ) -> list[Val | None]:
     g, held = wide(e, grad), wide(e, x)
     shape = (n, groups, c // groups * hw)

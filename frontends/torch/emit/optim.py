@@ -18,7 +18,9 @@ def _gradient(e: Emitter, grad: Val, dtype: str, maximize: bool, grad_scale: Val
     return e.neg(grad) if maximize else grad
 
 
-@composite("aten._fused_adamw", "aten._fused_adam", attributes=("lr", "beta1", "beta2", "weight_decay", "eps", "amsgrad"))
+@composite(
+    "aten._fused_adamw", "aten._fused_adam", attributes=("lr", "beta1", "beta2", "weight_decay", "eps", "amsgrad")
+)
 def adam(
     e: Emitter,
     param: Val,

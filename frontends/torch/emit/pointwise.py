@@ -8,7 +8,25 @@ from stablecast.frontends.torch.emit.builder import Val, is_float, is_integer
 from stablecast.frontends.torch.emit.emitter import Emitter
 from stablecast.frontends.torch.emit.registry import emits
 
-_ORDER = ("i1", "ui8", "i8", "i16", "ui16", "i32", "ui32", "i64", "ui64", "f8e4m3fn", "f8e5m2", "f16", "bf16", "f32", "f64", "c64", "c128")
+_ORDER = (
+    "i1",
+    "ui8",
+    "i8",
+    "i16",
+    "ui16",
+    "i32",
+    "ui32",
+    "i64",
+    "ui64",
+    "f8e4m3fn",
+    "f8e5m2",
+    "f16",
+    "bf16",
+    "f32",
+    "f64",
+    "c64",
+    "c128",
+)
 
 
 def promoted(x: Any, y: Any) -> str:
@@ -398,10 +416,16 @@ def hardtanh(e: Emitter, x: Val, low: float = -1, high: float = 1) -> Val:
 
 
 @emits("aten.nan_to_num")
-def nan_to_num(e: Emitter, x: Val, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Val:
+def nan_to_num(
+    e: Emitter, x: Val, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Val:
     import numpy as np
 
-    limit = 3.3895313892515355e38 if x.dtype == "bf16" else float(np.finfo({"f16": "f2", "f64": "f8"}.get(x.dtype, "f4")).max)
+    limit = (
+        3.3895313892515355e38
+        if x.dtype == "bf16"
+        else float(np.finfo({"f16": "f2", "f64": "f8"}.get(x.dtype, "f4")).max)
+    )
     made = e.select(e.compare(x, x, "NE"), e.operand(0.0 if nan is None else nan), x)
     high, low = e.operand(limit if posinf is None else posinf), e.operand(-limit if neginf is None else neginf)
     made = e.select(e.compare(x, e.operand(math.inf), "EQ"), high, made)
@@ -414,7 +438,14 @@ def to_copy(e: Emitter, x: Any, y: Any = None, *_: Any, **__: Any) -> Val:
     return e.operand(source)
 
 
-@emits("aten.clone", "aten.contiguous", "aten.lift_fresh_copy", "aten.detach_copy", "aten.alias_copy", "aten._conj_physical")
+@emits(
+    "aten.clone",
+    "aten.contiguous",
+    "aten.lift_fresh_copy",
+    "aten.detach_copy",
+    "aten.alias_copy",
+    "aten._conj_physical",
+)
 def clone(e: Emitter, x: Val, *_: Any, **__: Any) -> Val:
     return x
 

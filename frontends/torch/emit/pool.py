@@ -24,7 +24,13 @@ def _high(size: int, out: int, k: int, stride: int, pad: int, dilation: int = 1)
 
 
 def _patches(
-    e: Emitter, x: Val, k: Sequence[int], stride: Sequence[int], pad: Sequence[int], dilation: Sequence[int], out: Sequence[int]
+    e: Emitter,
+    x: Val,
+    k: Sequence[int],
+    stride: Sequence[int],
+    pad: Sequence[int],
+    dilation: Sequence[int],
+    out: Sequence[int],
 ) -> tuple[Val, Val]:
     """Every window's elements in front, [k, ..., out], and their places in the flat input."""
     rank = len(k)
@@ -60,7 +66,9 @@ def _places(
     place = e.splat(0, whole, "i64")
     for i in range(rank):
         inner = math.prod(k[i + 1 :])
-        step = e.binary("remainder", e.binary("divide", number, e.splat(inner, whole, "i64")), e.splat(k[i], whole, "i64"))
+        step = e.binary(
+            "remainder", e.binary("divide", number, e.splat(inner, whole, "i64")), e.splat(k[i], whole, "i64")
+        )
         line = e.shift(e.add(e.scale(e.iota(whole, 1 + lead + i), stride[i]), e.scale(step, dilation[i])), -pad[i])
         place = e.add(place, e.scale(line, math.prod(sizes[i + 1 :])))
     return place
@@ -68,7 +76,13 @@ def _places(
 
 @emits("aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")
 def max_pool(
-    e: Emitter, x: Val, kernel: Sequence[int], stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    e: Emitter,
+    x: Val,
+    kernel: Sequence[int],
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
 ) -> list[Val]:
     """Largest element of each window and the first place that it is at in the flat input.
 
@@ -81,7 +95,14 @@ def max_pool(
     lead = x.rank - rank
     high = {lead + i: _high(x.shape[lead + i], out[i], k[i], steps[i], pads[i], wide_[i]) for i in range(rank)}
     best = window(
-        e, x, [1] * lead + k, "maximum", [1] * lead + steps, {lead + i: pads[i] for i in range(rank)}, high, [1] * lead + wide_
+        e,
+        x,
+        [1] * lead + k,
+        "maximum",
+        [1] * lead + steps,
+        {lead + i: pads[i] for i in range(rank)},
+        high,
+        [1] * lead + wide_,
     )
     rows, places = _patches(e, x, k, steps, pads, wide_, out)
     hits = e.compare(rows, e.broadcast_in_dim(best, rows.shape, range(1, rows.rank)), "EQ")
@@ -131,7 +152,15 @@ def avg_pool(
 
 @emits("aten.avg_pool2d_backward")
 def avg_pool_backward(
-    e: Emitter, grad: Val, x: Val, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, count_include_pad: bool, divisor: int | None
+    e: Emitter,
+    grad: Val,
+    x: Val,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
 ) -> Val:
     k = _each(kernel, 2)
     steps, pads = _each(stride, 2, k), _each(padding, 2)
@@ -141,7 +170,9 @@ def avg_pool_backward(
     scaled = e.scale(grad, 1 / (divisor or math.prod(k)))
     low = [0] * lead + [k[i] - 1 - pads[i] for i in range(2)]
     high = [
-        0 if axis < lead else x.shape[axis] + k[axis - lead] - 1 - low[axis] - ((grad.shape[axis] - 1) * steps[axis - lead] + 1)
+        0
+        if axis < lead
+        else x.shape[axis] + k[axis - lead] - 1 - low[axis] - ((grad.shape[axis] - 1) * steps[axis - lead] + 1)
         for axis in range(x.rank)
     ]
     spread = e.pad(scaled, e.splat(0, (), grad.dtype), low, high, [0] * lead + [step - 1 for step in steps])

@@ -243,7 +243,8 @@ def window(
     steps, wide_ = strides or [1] * rank, dilations or [1] * rank
     pads = [[(low or {}).get(axis, 0), (high or {}).get(axis, 0)] for axis in range(rank)]
     shape = [
-        (x.shape[axis] + sum(pads[axis]) - (sizes[axis] - 1) * wide_[axis] - 1) // steps[axis] + 1 for axis in range(rank)
+        (x.shape[axis] + sum(pads[axis]) - (sizes[axis] - 1) * wide_[axis] - 1) // steps[axis] + 1
+        for axis in range(rank)
     ]
     start = {"add": 0, "multiply": 1}.get(how, lowest(x.dtype) if how == "maximum" else highest(x.dtype))
     initial = e.splat(start, (), x.dtype)
@@ -264,8 +265,6 @@ def window(
 def count_nonzero(e: Emitter, x: Val, dims: Any = None) -> Val:
     ones = e.convert(e.convert(x, "i1"), e.out.dtype)
     return e.reshape(e.reduce(ones, axes_of(dims, x.rank), "add"), e.out.shape)
-
-
 
 
 @emits("aten.histc")

@@ -10,7 +10,15 @@ from stablecast.frontends.torch.emit.emitter import Emitter
 from stablecast.frontends.torch.emit.registry import emits
 
 
-@emits("view.reshape", "aten.view", "aten.reshape", "aten._unsafe_view", "aten.view_copy", "aten._reshape_alias", "aten._reshape_copy")
+@emits(
+    "view.reshape",
+    "aten.view",
+    "aten.reshape",
+    "aten._unsafe_view",
+    "aten.view_copy",
+    "aten._reshape_alias",
+    "aten._reshape_copy",
+)
 def reshape(e: Emitter, x: Val, *_: Any, **__: Any) -> Val:
     return e.reshape(x, e.out.shape)
 
@@ -180,7 +188,9 @@ def scatter_select(e: Emitter, x: Val, part: Val, dim: int, index: int) -> Val:
 
 
 @emits("aten.slice_scatter")
-def slice_scatter(e: Emitter, x: Val, part: Val, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Val:
+def slice_scatter(
+    e: Emitter, x: Val, part: Val, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Val:
     dim = axis_of(dim, x.rank)
     low = max(0, min(x.shape[dim], (start or 0) + (x.shape[dim] if (start or 0) < 0 else 0)))
     return scatter_slice(e, x, e.convert(part, x.dtype), dim, low, 0, step)
@@ -237,7 +247,11 @@ def chunk_cat(e: Emitter, parts: list[Val], dim: int, chunks: int) -> Val:
         size = part.shape[dim]
         high = [(-size % chunks) if axis == dim else 0 for axis in range(part.rank)]
         padded = e.pad(part, e.splat(0, (), part.dtype), [0] * part.rank, high)
-        rows.append(e.convert(e.reshape(padded, (*padded.shape[:dim], chunks, math.prod(padded.shape[dim:]) // chunks)), e.out.dtype))
+        rows.append(
+            e.convert(
+                e.reshape(padded, (*padded.shape[:dim], chunks, math.prod(padded.shape[dim:]) // chunks)), e.out.dtype
+            )
+        )
     return e.reshape(e.concat(rows, dim + 1), e.out.shape)
 
 

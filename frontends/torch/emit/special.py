@@ -48,7 +48,9 @@ def embedding_bag(
     others: list[Val | None] = []
     for spec, value in zip(e.outs[1:], (bags, sizes, None), strict=False):
         fits = value is not None and spec is not None and value.shape == spec.shape
-        others.append(e.convert(value, spec.dtype) if fits and value is not None and spec is not None else _zeros(e, spec))
+        others.append(
+            e.convert(value, spec.dtype) if fits and value is not None and spec is not None else _zeros(e, spec)
+        )
     return [sums, *others]
 
 

@@ -45,7 +45,10 @@ def execute(workload: Workload, values: Mapping[str, Any], seed: int = 0) -> dic
         assert array.shape == argument.type.shape, (argument.name, array.shape, argument.type)
         buffers.append(jax.device_put(array, device))
     out = loaded.execute(buffers)
-    names = [*workload.metadata["results"], *(["rng_state"] if workload.args and workload.args[-1].name == "rng_state" else [])]
+    names = [
+        *workload.metadata["results"],
+        *(["rng_state"] if workload.args and workload.args[-1].name == "rng_state" else []),
+    ]
     return {name: np.asarray(value) for name, value in zip(names, out, strict=True)}
 
 
@@ -63,8 +66,18 @@ def as_array(value: Any) -> npt.NDArray[Any]:
 def zeros(kind: Any) -> npt.NDArray[Any]:
     import ml_dtypes
 
-    names = {"f32": np.float32, "f64": np.float64, "i64": np.int64, "i32": np.int32, "i1": np.bool_, "ui64": np.uint64,
-             "bf16": ml_dtypes.bfloat16, "f16": np.float16, "ui8": np.uint8, "i8": np.int8}
+    names = {
+        "f32": np.float32,
+        "f64": np.float64,
+        "i64": np.int64,
+        "i32": np.int32,
+        "i1": np.bool_,
+        "ui64": np.uint64,
+        "bf16": ml_dtypes.bfloat16,
+        "f16": np.float16,
+        "ui8": np.uint8,
+        "i8": np.int8,
+    }
     return np.zeros(kind.shape, names[kind.dtype.name])
 
 

@@ -27,6 +27,11 @@ def _worker(code: str) -> Worker:
     return Worker(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors), errors)
 
 
+CUSTOM = EVEN.replace(
+    b"stablehlo.add %arg0, %arg0 : tensor<8x8xf32>",
+    b"stablehlo.custom_call @mine(%arg0) : (tensor<8x8xf32>) -> tensor<8x8xf32>",
+)
+
 ABORT = "import os, sys; sys.stdin.buffer.read(); print('F0000 check.cc:7] Check failed: a == b', file=sys.stderr); "
 ABORT += "sys.stderr.flush(); os.abort()"
 
@@ -70,3 +75,11 @@ def test_text_is_partitioned() -> None:
     assert str(program.main.arguments[0].type) == "f32[2,8]"
     assert program.num_devices == 4
     assert not program.stage.is_global
+
+
+def test_custom_call_without_a_rule_gathers_its_operands() -> None:
+    program = partition(CUSTOM, "step")
+    gather, call = program.main.body.ops
+    assert (gather.name, str(gather.result_type)) == ("stablehlo.all_gather", "f32[8,8]")
+    assert call.operand_types == gather.result_types
+    assert any("custom call without a sharding rule" in note for note in program.notes)

@@ -1,0 +1,282 @@
+"""The timeline of a step: what each stream does when, what communication is exposed, and what decides the end."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stablecast.backends.device import System
+from stablecast.backends.estimates import Estimates
+from stablecast.backends.schedule.accounts import Accounts, account
+from stablecast.backends.schedule.contended import Contended
+from stablecast.backends.schedule.flat import Flat, Flattener
+from stablecast.backends.schedule.play import Played, play
+from stablecast.backends.schedule.settings import Contention, ScheduleSettings
+from stablecast.backends.timeline import Timeline
+from stablecast.ir.device_program import P2P, Collective, DeviceProgram, Kernel
+from stablecast.ir.errors import InputError
+from stablecast.ir.scopes import parse_scope
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One node on one stream of one role, seconds from the start; `runs`: trips that it stands for."""
+
+    role: str
+    stream: str
+    name: str
+    begin_s: float
+    end_s: float
+    scope: str
+    detail: Mapping[str, str | int | float] = field(default_factory=dict[str, str | int | float])
+    runs: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledTimeline(Timeline):
+    """A `Timeline` of streams.
+
+    `exposed_s`: time in which communication runs and no kernel does; `exposed_by_axis_s`: the same by mesh axes.
+    `idle_s`: time in which nothing runs (waiting for another role, above all). `critical_s`: seconds of the critical
+    path by scope. `assumptions`: one sentence each. `make_slices`: gives `slices`.
+    """
+
+    exposed_by_axis_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    idle_s: float = 0.0
+    critical_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    assumptions: tuple[str, ...] = ()
+    make_slices: Callable[[], Sequence[Slice]] = field(default=tuple, repr=False, compare=False)
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """Every node of the trips that were laid out."""
+        return tuple(self.make_slices())
+
+    def to_perfetto(self, path: str | Path) -> None:
+        """Write the slices as a Perfetto trace, a track a stream (`pip install 'stablecast[perfetto]'`)."""
+        from stablecast.backends.schedule.perfetto import write_perfetto
+
+        write_perfetto(path, self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleInput:
+    """A role of a step: its program, its kernels' times, its coordinates on mesh axes, and how fast its devices are.
+
+    `speed`: 0.5 for a straggler whose kernels take twice as long. Sends and receives of roles meet by coordinates.
+    """
+
+    name: str
+    program: DeviceProgram
+    estimates: Estimates
+    coords: Mapping[str, int] = field(default_factory=dict[str, int])
+    speed: float = 1.0
+
+
+def schedule(
+    program: DeviceProgram,
+    estimates: Estimates,
+    system: System,
+    loops: Mapping[str, int] | None = None,
+    settings: ScheduleSettings | None = None,
+) -> ScheduledTimeline:
+    """The step of `program` on streams. `loops`: trip counts that the program leaves open."""
+    role = RoleInput(program.name, program, estimates)
+    return schedule_roles([role], system, loops, settings)[role.name]
+
+
+def schedule_roles(
+    roles: Sequence[RoleInput],
+    system: System,
+    loops: Mapping[str, int] | None = None,
+    settings: ScheduleSettings | None = None,
+) -> dict[str, ScheduledTimeline]:
+    """The step of several roles at once, by name; a receive ends when the send of its peer has.
+
+    With one role, a receive takes the time of its message. Raises `InputError` for roles of the same name and for
+    receives whose send never comes, naming role and node.
+    """
+    chosen = settings or ScheduleSettings()
+    names = [role.name for role in roles]
+    if len(set(names)) < len(names):
+        raise InputError("two roles of a schedule have the same name")
+    flats = [
+        Flattener(role.estimates, system, loops or {}, chosen, role.speed).lay_out(role.program.body) for role in roles
+    ]
+    match = _Matcher(roles, flats) if len(roles) > 1 else None
+    played = _play(roles, flats, [flat.time_s for flat in flats], match)
+    low = _play(roles, flats, [flat.low_s for flat in flats], match)
+    high = _play(roles, flats, [flat.high_s for flat in flats], match)
+    step = _last(played)
+    ratio = 1.0
+    if chosen.contention is not None:
+        played = _contend(roles, flats, system, chosen.contention, match)
+        ratio = _last(played) / step if step else 1.0
+        step = _last(played)
+    bounds = (step, _last(low) * ratio, _last(high) * ratio)
+    shared = critical_path(names, flats, played), chosen.assumptions(system.device)
+    return {
+        role.name: _timeline(role, flat, one, bounds, *shared)
+        for role, flat, one in zip(roles, flats, played, strict=True)
+    }
+
+
+def _last(played: Sequence[Played]) -> float:
+    return max((max(one.end_s, default=0.0) for one in played), default=0.0)
+
+
+class _Matcher:
+    """Receives and the sends that they wait for: same axis and tag, coordinates a shift apart, in order."""
+
+    def __init__(self, roles: Sequence[RoleInput], flats: Sequence[Flat]) -> None:
+        self._of: dict[tuple[int, int], tuple[int, int]] = {}
+        sends: dict[tuple[int, str, int, int], list[int]] = {}
+        for number, flat in enumerate(flats):
+            for index, node in enumerate(flat.nodes):
+                if isinstance(node, P2P) and node.direction == "send":
+                    sends.setdefault((number, node.axis, node.shift, node.tag), []).append(index)
+        places = {tuple(sorted(role.coords.items())): number for number, role in enumerate(roles)}
+        for number, (role, flat) in enumerate(zip(roles, flats, strict=True)):
+            seen: dict[tuple[int, str, int, int], int] = {}
+            for index, node in enumerate(flat.nodes):
+                if not isinstance(node, P2P) or node.direction != "recv":
+                    continue
+                coords = {**role.coords, node.axis: role.coords.get(node.axis, 0) + node.shift}
+                peer = places.get(tuple(sorted(coords.items())))
+                if peer is None:
+                    continue
+                key = (peer, node.axis, -node.shift, node.tag)
+                turn = seen.get(key, 0)
+                seen[key] = turn + 1
+                found = sends.get(key, [])
+                if turn >= len(found):
+                    raise InputError(
+                        f"role {role.name}: receive {turn} of tag {node.tag} along {node.axis} has no send",
+                        f"role {roles[peer].name} sends {len(found)} of them",
+                    )
+                self._of[(number, index)] = (peer, found[turn])
+
+    def __call__(self, role: int, node: int) -> tuple[int, int] | None:
+        return self._of.get((role, node))
+
+
+def _play(
+    roles: Sequence[RoleInput],
+    flats: Sequence[Flat],
+    durations: Sequence[Sequence[float]],
+    match: _Matcher | None,
+) -> list[Played]:
+    played, stuck = play(flats, durations, match)
+    if stuck is not None:
+        role, index = stuck
+        node = flats[role].nodes[index]
+        raise InputError(
+            f"role {roles[role].name}: {node.scope if node else ''} node {index} waits for a send that waits for it",
+            "order sends and receives of the stages alike",
+        )
+    return played
+
+
+def _contend(
+    roles: Sequence[RoleInput],
+    flats: Sequence[Flat],
+    system: System,
+    contention: Contention,
+    match: _Matcher | None,
+) -> list[Played]:
+    cores = contention.of_cores(system.device)
+    bounds = [list(map(str, role.estimates.bound)) for role in roles]
+
+    def shares(role: int, index: int) -> tuple[float, float]:
+        node = flats[role].nodes[index]
+        assert isinstance(node, Collective | P2P)
+        nbytes = node.nbytes if isinstance(node, P2P) else node.message_bytes
+        return cores, contention.of_memory(nbytes, flats[role].time_s[index], system.device)
+
+    def bound(role: int, index: int) -> str:
+        node = flats[role].nodes[index]
+        assert isinstance(node, Kernel)
+        return bounds[role][node.row]
+
+    return Contended(flats, match, shares, bound).run()
+
+
+def _timeline(
+    role: RoleInput,
+    flat: Flat,
+    played: Played,
+    bounds: tuple[float, float, float],
+    critical: Mapping[str, float],
+    assumptions: tuple[str, ...],
+) -> ScheduledTimeline:
+    found: Accounts = account(flat, played, role.estimates, role.speed, bounds[0])
+    return ScheduledTimeline(
+        *bounds,
+        found.compute_s,
+        found.exposed_s,
+        found.kernels,
+        found.collectives,
+        found.bound_s,
+        found.exposed_by_axis_s,
+        found.idle_s,
+        critical,
+        assumptions,
+        lambda: _slices(role, flat, played),
+    )
+
+
+def critical_path(names: Sequence[str], flats: Sequence[Flat], played: Sequence[Played]) -> dict[str, float]:
+    """Seconds by scope along the chain of nodes that ends last, across roles (`role: scope` where there are several).
+
+    Trips left out count with the one that stands for them.
+    """
+    role = max(range(len(flats)), key=lambda number: max(played[number].end_s, default=0.0))
+    path: dict[str, float] = {}
+    index = max(range(len(flats[role])), key=lambda at: played[role].end_s[at], default=-1)
+    while index >= 0:
+        flat, one = flats[role], played[role]
+        node, before = flat.nodes[index], one.cause_role[index]
+        if node is not None and before == role:
+            label = parse_scope(node.scope).label if node.scope else _plain_name(node)
+            scope = label if len(names) == 1 else f"{names[role]}: {label}"
+            path[scope] = path.get(scope, 0.0) + (one.end_s[index] - one.begin_s[index]) * flat.weight[index]
+        role, index = before, one.cause[index]
+    return dict(sorted(path.items(), key=lambda item: -item[1]))
+
+
+def _plain_name(node: Kernel | Collective | P2P) -> str:
+    if isinstance(node, Kernel):
+        return node.location.source or "kernels"
+    return node.direction if isinstance(node, P2P) else node.kind
+
+
+def _slices(role: RoleInput, flat: Flat, played: Played) -> list[Slice]:
+    names = [_stream_name(key) for key in flat.streams]
+    rows = role.program.table.rows
+    found: list[Slice] = []
+    for index, node in enumerate(flat.nodes):
+        if node is None or flat.weight[index] == 0.0:
+            continue
+        detail: dict[str, str | int | float]
+        if isinstance(node, Kernel):
+            row = rows[node.row]
+            name = str(row.klass)
+            detail = {"shape": row.shape, "bytes": row.bytes_read + row.bytes_written}
+            detail["basis"] = str(role.estimates.source[node.row])
+        elif isinstance(node, P2P):
+            name, detail = node.direction, {"bytes": node.nbytes, "axis": node.axis, "tag": node.tag}
+        else:
+            name = node.kind
+            detail = {"bytes": node.message_bytes, "devices": node.groups.size}
+            detail["axes"] = ",".join(node.groups.axes)
+        if node.location.source:
+            detail["source"] = node.location.source
+        times = played.begin_s[index], played.end_s[index]
+        found.append(Slice(role.name, names[flat.stream[index]], name, *times, node.scope, detail, flat.weight[index]))
+    return found
+
+
+def _stream_name(key: tuple[str, tuple[str, ...] | int]) -> str:
+    kind, which = key
+    if isinstance(which, int):
+        return kind if which == 0 or (kind == "communication" and which == 1) else f"{kind} {which}"
+    return f"{kind} {','.join(which)}".strip()

@@ -1,0 +1,75 @@
+"""What a schedule takes for granted, each choice with a name."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from stablecast.backends.device import Device
+
+Overlap = Literal["program", "all", "none"]
+CommStreams = Literal["program", "axis", "one"]
+LoopEdges = Literal["barrier", "carry"]
+
+CORES_SHARE: Final = 0.1
+"""Assumed share of a GPU's cores that a running collective keeps busy (the libraries' channels)."""
+MEMORY_PASSES: Final = 3.0
+"""Passes of a message over device memory: two reads and a write, as reductions in a ring make them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """What a running collective takes from kernels beside it.
+
+    `cores_share`: of the rate of compute-bound kernels. `memory_passes`: how often the message crosses device memory
+    while it is sent; that rate over the device's is taken from memory-bound kernels. Devices that move data by DMA
+    engines (TPUs) give no cores. That communication takes cores and memory bandwidth from compute is the observation
+    of "Enabling Compute-Communication Overlap in Distributed Deep Learning Training Platforms" (ACE, ISCA 2021); the
+    shares here are assumptions.
+    """
+
+    cores_share: float = CORES_SHARE
+    memory_passes: float = MEMORY_PASSES
+
+    def of_cores(self, device: Device) -> float:
+        """Share of the cores taken on `device`."""
+        return self.cores_share if device.kind == "gpu" else 0.0
+
+    def of_memory(self, nbytes: float, time_s: float, device: Device) -> float:
+        """Share of the memory rate taken by a collective of `nbytes` that lasts `time_s`, at most 0.9."""
+        if time_s <= 0.0:
+            return 0.0
+        return min(0.9, self.memory_passes * nbytes / time_s / device.hbm_bytes_per_s.value)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSettings:
+    """How nodes are put on streams.
+
+    `overlap`: `program`: collectives that it marks asynchronous run on streams of their own, the others in the compute
+    stream; `all`: every collective on a stream of its own, as early as its operands allow; `none`: one stream.
+    `comm_streams`: as numbered by the program, one for each set of mesh axes, or one for all.
+    `loops`: `barrier`: a trip ends when all that it began has ended (XLA's loops); `carry`: collectives whose results
+    nothing in the trip reads run on into the next.
+    """
+
+    overlap: Overlap = "program"
+    comm_streams: CommStreams = "axis"
+    loops: LoopEdges = "barrier"
+    contention: Contention | None = None
+
+    def assumptions(self, device: Device) -> tuple[str, ...]:
+        """One sentence each."""
+        overlap = {
+            "program": "collectives overlap with kernels where the program starts them asynchronously",
+            "all": "every collective overlaps with the kernels that do not need it",
+            "none": "communication is not overlapped with kernels",
+        }[self.overlap]
+        said = [overlap]
+        if self.contention is None:
+            said.append("communication takes no cores and no memory bandwidth from kernels")
+        else:
+            cores = self.contention.of_cores(device)
+            said.append(
+                f"a running collective takes {cores:.0%} of the cores and {self.contention.memory_passes:g} passes "
+                "of its message over device memory from kernels beside it (assumption)"
+            )
+        return tuple(said)
