@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from stablecast.ir.attributes import Shift
 from stablecast.ir.groups import Groups
 from stablecast.ir.kernels import KernelTable
 from stablecast.ir.program import Mesh
@@ -35,7 +36,7 @@ class Collective:
 
     `kind`: StableHLO op name without dialect (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`,
     `collective_broadcast`, `collective_permute`). `operand_bytes`, `result_bytes`: of one device. `merged`: program
-    collectives that a combiner made one.
+    collectives that a combiner made one. `shift`: of a permutation that is one, how far along which axis.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class Collective:
     deps: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     merged: int = 1
+    shift: Shift | None = None
 
     @property
     def message_bytes(self) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from stablecast.ir.accounting.context import Context, label_of
 from stablecast.ir.accounting.values import Conventions, OpWork
+from stablecast.ir.attributes import Shift
 from stablecast.ir.device_program import (
     Body,
     Branch,
@@ -197,6 +198,7 @@ class _Lowering:
             channel=int(op.attrs.get("channel_handle", 0) or 0),
             scope=graph.scopes[node],
             location=graph.location(node),
+            shift=_shift(op),
         )
 
     def _groups(self, op: Op) -> Groups:
@@ -236,6 +238,22 @@ class _Lowering:
 
     def _region(self, graph: Graph, runs: float) -> tuple[Body, SymbolicWork, int]:
         return self._body(graph, Residents(kept=set(), donated=set(graph.arguments)), runs)
+
+
+def _shift(op: Op) -> Shift | None:
+    """The shift of a permutation: as partitioning found it, or read off its pairs if all go equally far."""
+    known = op.attrs.get("shift")
+    if isinstance(known, Shift):
+        return known
+    pairs = op.attrs.get("source_target_pairs")
+    if not pairs:
+        return None
+    devices = max(max(pair) for pair in pairs) + 1
+    steps = {(target - source) % devices for source, target in pairs}
+    if len(steps) != 1:
+        return None
+    step = steps.pop()
+    return Shift("", step if step <= devices // 2 else step - devices, len(pairs) == devices)
 
 
 def _plus(summed: SymbolicWork, work: Work) -> SymbolicWork:

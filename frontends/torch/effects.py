@@ -55,6 +55,12 @@ def silent(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> Any:
     return info.func(*args, **kwargs)
 
 
+def decomposed(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> Any:
+    """An op that eager torch takes apart before dispatch, and some modes pass on whole."""
+    with rec:
+        return info.func.decompose(*args, **kwargs)
+
+
 def positional(info: "OpInfo", args: Args, kwargs: Kwargs) -> Args:
     """`args` with the keyword arguments that have a place put there, defaults between them."""
     if not kwargs:

@@ -63,6 +63,11 @@ def storage_of(tensor: Any) -> Any:
         return None
 
 
+def is_composite(func: Any) -> bool:
+    """Whether torch itself takes the op apart before any backend sees it."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
 @cache
 def decompositions() -> Any:
     """torch's own table: op -> function in terms of simpler ops."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from stablecast.frontends.torch import effects
+from stablecast.frontends.torch import effects, private
 from stablecast.frontends.torch.aliases import Alias, Aliases, contiguous_strides, itemsize
 from stablecast.frontends.torch.graph import Graph, Group, Place, Ref, Spec
 from stablecast.frontends.torch.names import DTYPES, dtype_name
@@ -135,6 +135,8 @@ class Recorder(TorchDispatchMode):
         is_view = is_view or name in ("_unsafe_view",)
         functional = name[:-1] if writes and name.endswith("_") and not name.endswith("__") else name
         handler = effects.handler_of(namespace, name, functional, is_view)
+        if namespace == "aten" and name not in SAME and private.is_composite(func):
+            handler = effects.decomposed
         return OpInfo(func, full, f"{namespace}.{functional}", namespace, is_view, writes, handler)
 
     # values of tensors

@@ -264,8 +264,11 @@ class _Emission:
     def _collective_notes(self) -> list[str]:
         collectives = [step.node for made in self._unrolled for step in made.steps if isinstance(step.node, Collective)]
         notes: list[str] = []
-        if any(node.kind == "collective_permute" for node in collectives):
-            notes.append("permutations are written as one place along their group, ends joined")
+        permutations = [node for node in collectives if node.kind == "collective_permute"]
+        if any(node.shift is None for node in permutations):
+            notes.append("permutations that are no shift are written as one place along their group, ends joined")
+        if any(node.shift is not None and not node.shift.cyclic for node in permutations):
+            notes.append("permutations whose ends do not meet are written with their ends joined")
         for kind, algorithm in self._options.algorithms.items():
             left = sorted({node.groups.size for node in collectives if node.kind == kind} - {algorithm.size})
             if left:

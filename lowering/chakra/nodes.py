@@ -326,10 +326,12 @@ class _Maker:
         return made.id
 
     def _permute(self, node: Collective, number: int, deps: list[int]) -> tuple[int, ...]:
-        """One place along the group, whose ends meet."""
+        """As far along the group as the program says, one place where it does not; the ends meet."""
         partition = self._book.partitions[number]
-        names = (f"member {number} next", f"member {number} previous")
-        for name, offset in zip(names, (1, -1), strict=True):
+        by = node.shift.by if node.shift else 1
+        offsets = (by, -by)
+        names = tuple(f"member {number} by {offset}" for offset in offsets)
+        for name, offset in zip(names, offsets, strict=True):
             if name not in self._columns:
                 self._columns[name] = partition.member(offset, relative=True)
         occurrence = self._occurrence("permute", number)

@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from stablecast.ir.accounting.values import Conventions
+from stablecast.ir.attributes import Shift
 from stablecast.ir.device_program import Branch, Collective, DeviceProgram, Kernel, Loop
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import all_devices
@@ -147,3 +148,23 @@ def test_kernels_know_where_they_came_from(lowered: Lower) -> None:
     assert isinstance(node, Kernel)
     assert node.scope == "jit(step)/attention/dot_general"
     assert node.location.file == __file__
+
+
+@pytest.mark.parametrize(
+    ("pairs", "shift"),
+    [
+        ([[0, 1], [1, 2], [2, 3], [3, 0]], Shift("", 1, True)),
+        ([[1, 0], [2, 1], [3, 2]], Shift("", -1, False)),
+        ([[0, 2], [1, 3], [2, 0], [3, 1]], Shift("", 2, True)),
+        ([[0, 3], [1, 2]], None),
+    ],
+)
+def test_a_permutation_that_moves_all_equally_far_is_a_shift(pairs: list[list[int]], shift: Shift | None) -> None:
+    text = f"""module attributes {{mhlo.num_partitions = 4 : i32}} {{
+ func.func @main(%a: tensor<8xf32>) -> tensor<8xf32> {{
+ %0 = "stablehlo.collective_permute"(%a) {{source_target_pairs = dense<{pairs}> : tensor<{len(pairs)}x2xi64>}}
+   : (tensor<8xf32>) -> tensor<8xf32>
+ return %0 : tensor<8xf32> }} }}"""
+    (node,) = lower(read(text.encode()), Target()).body
+    assert isinstance(node, Collective)
+    assert node.shift == shift

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablecast.ir.errors import InputError
@@ -58,6 +58,7 @@ def _covered(spans: list[tuple[int, int]]) -> set[int]:
     return {second for start, size in spans for second in range(start, start + size)}
 
 
+@settings(deadline=None)
 @given(_SPANS, _SPANS, st.integers(0, 40), st.integers(0, 40))
 def test_intervals_equal_sets_of_seconds(
     left: list[tuple[int, int]], right: list[tuple[int, int]], low: int, size: int
