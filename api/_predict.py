@@ -16,7 +16,8 @@ from stablecast.backends.registry import parse_choice
 from stablecast.frontends.arguments import ArgumentOptions
 from stablecast.frontends.chakra import TracePrograms, is_chakra, read_chakra
 from stablecast.frontends.registry import Request, frontend_for
-from stablecast.ir.accounting import Account, account
+from stablecast.ir.accounting import BUILT_IN_TARGETS, Account, account
+from stablecast.ir.accounting.registry import TARGETS
 from stablecast.ir.accounting.values import Conventions
 from stablecast.ir.device_program import DeviceProgram
 from stablecast.ir.errors import InputError
@@ -24,10 +25,13 @@ from stablecast.ir.program import Program
 from stablecast.ir.reader import bind_dimensions, dynamic_dimensions, read
 from stablecast.ir.reader.dynamic import unbound
 from stablecast.ir.workload import Workload
+from stablecast.lowering import program_cache
 from stablecast.lowering.device import Target, lower
 from stablecast.lowering.partition import partition
 from stablecast.lowering.products import PLAIN_ARITHMETIC, TF32_ARITHMETIC, TPU_ARITHMETIC, Arithmetic
 
+CACHE_FROM_BYTES = 65536
+"""Modules smaller than this are lowered again rather than kept."""
 _VENDOR_PLATFORM = {"NVIDIA": "cuda", "AMD": "rocm"}
 Source = Workload | DeviceProgram | TracePrograms | Callable[..., Any] | str | Path
 
@@ -36,7 +40,8 @@ Source = Workload | DeviceProgram | TracePrograms | Callable[..., Any] | str | P
 class Options:
     """What the user may choose besides input and system.
 
-    `platform`: what scripts are lowered for, empty: what the device needs. `backend`: as `--backend`. `exec`: `auto`
+    `cache`: whether lowered programs are kept on disk. `platform`: what scripts are lowered for, empty: what the device
+    needs. `backend`: as `--backend`. `exec`: `auto`
     or `xla`. `mesh`: axis -> size for scripts. `arguments`: how scripts get theirs.
     """
 
@@ -45,6 +50,7 @@ class Options:
     platform: str = ""
     mesh: Mapping[str, int] | None = None
     arguments: ArgumentOptions = field(default_factory=ArgumentOptions)
+    cache: bool = True
     conventions: Conventions = field(default_factory=Conventions)
 
 
@@ -181,10 +187,20 @@ class Session:
         target = Target(platform, arithmetic_of(device))
         key = (workload.platform, target.arithmetic)
         if key not in self._lowered:
-            lowered = lower(self.program(platform), target, self.options.conventions)
+            lowered = self._lower(workload, target)
             platform = workload.platform or lowered.platform
             self._lowered[key] = replace(lowered, platform=platform, notes=(*workload.notes, *lowered.notes))
         return self._lowered[key]
+
+    def _lower(self, workload: Workload, target: Target) -> DeviceProgram:
+        """The lowered program, from the disk cache where it is kept; what is quickly made is not."""
+        conventions = self.options.conventions
+        data = workload.modules[0].data
+        own_rules = len(TARGETS) != BUILT_IN_TARGETS
+        if not self.options.cache or own_rules or len(data) < CACHE_FROM_BYTES:
+            return lower(self.program(target.platform), target, conventions)
+        key = program_cache.key_of(data, workload.stage, target, conventions)
+        return program_cache.cached(key, lambda: lower(self.program(target.platform), target, conventions))
 
     def lowered_alone(self) -> DeviceProgram:
         """The kernels with no device in mind: for the module's own platform, f32 products as on recent GPUs."""

@@ -15,7 +15,7 @@ import csv
 import gzip
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -55,8 +55,8 @@ _END: Final = "<!-- errors: end -->"
 
 SIZE_TERMS: Final[Mapping[str, tuple[str, ...]]] = {
     "tile": ("launch", "single"),
-    "resident": ("launch", "even", "lhs", "rhs", "out", "rows", "columns", "depth"),
-    "streamed": ("launch", "even", "lhs", "rhs", "out", "rows", "columns", "depth"),
+    "resident": ("launch", "even", "lhs", "rhs", "out", "rows", "columns", "depth", "held", "again"),
+    "streamed": ("launch", "even", "lhs", "rhs", "out", "rows", "columns", "depth", "turned"),
 }
 LAYERS: Final = {
     "q_proj": (4096, 4096),
@@ -295,10 +295,11 @@ def cross_validated(terms: FloatArray, seconds: FloatArray) -> FloatArray:
 
 @dataclass
 class Result:
-    """What is written: constants and their sources by section, and lines of the error table."""
+    """What is written: constants and their sources by section, and lines of the error table; errors by table, device."""
 
-    values: dict[str, dict[str, tuple[float, str]]]
-    lines: list[str]
+    values: dict[str, dict[str, tuple[float, str]]] = field(default_factory=dict[str, dict[str, tuple[float, str]]])
+    lines: list[str] = field(default_factory=list[str])
+    errors: dict[tuple[str, str], FloatArray] = field(default_factory=dict[tuple[str, str], FloatArray])
 
     def put(self, section: str, name: str, value: float, source: str) -> None:
         """One constant."""
@@ -306,7 +307,7 @@ class Result:
 
     def line(self, table: str, device: str, ratios: FloatArray, how: str) -> None:
         """One line of the error table."""
-        errors = np.abs(ratios - 1.0)
+        errors = self.errors[table, device] = np.abs(ratios - 1.0)
         self.lines.append(
             f"| {table} | {device} | {len(ratios)} | {errors.mean():.1%} | {np.median(errors):.1%} | "
             f"{np.quantile(errors, 0.9):.1%} | {np.median(ratios):.2f} | {how} |"
@@ -461,7 +462,7 @@ def fit_overlapped(tables: Sequence[Measured], sections: Sequence[str], text: st
 def fit_all(folder: Path) -> Result:
     """Every map."""
     tables = Tables(folder)
-    result = Result({}, [])
+    result = Result()
     for kind, assumed in ASSUMED.items():
         for name, (value, source) in assumed.items():
             result.put(kind, name, value, source)

@@ -16,21 +16,22 @@ _PRECISION = {
     "HIGHEST": "highest",
 }
 _F8 = {"f8e5m2": "fp8_e5m2", "f8e5m2fnuz": "fp8_e5m2"}
-_SIMPLE = {"f64": "fp64", "f16": "fp16", "bf16": "bf16", "f4e2m1fn": "fp4"}
+_SIMPLE = {"f64": "fp64", "bf16": "bf16", "f4e2m1fn": "fp4"}
 PASSES = {"bf16x3": 3, "bf16x6": 6, "tf32x3": 3}
 """Matrix passes of the modes that split an f32 operand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """What a target does with f32 products: `default`, `high` and `highest` precision each as a math mode."""
+    """What a target does with products: of f32 at `default`, `high` and `highest` precision, and of f16 (`half`)."""
 
     default: str = "tf32"
     high: str = "tf32x3"
     highest: str = "fp32"
+    half: str = "fp16"
 
 
-TPU_ARITHMETIC = Arithmetic("bf16", "bf16x3", "bf16x6")
+TPU_ARITHMETIC = Arithmetic("bf16", "bf16x3", "bf16x6", "bf16")
 PLAIN_ARITHMETIC = Arithmetic("fp32", "fp32", "fp32")
 TF32_ARITHMETIC = Arithmetic()
 
@@ -45,6 +46,8 @@ def math_mode(dtype: DType, precision: Any, arithmetic: Arithmetic) -> str:
         return "fp64" if dtype.bits == 128 else getattr(arithmetic, _precision(precision))
     if dtype.name == "f32":
         return getattr(arithmetic, _precision(precision))
+    if dtype.name == "f16":
+        return arithmetic.half
     if dtype.name in _SIMPLE:
         return _SIMPLE[dtype.name]
     if dtype.kind is DTypeKind.FLOAT:

@@ -1,10 +1,13 @@
 """What every test may use: measured data where it is there, golden files with an overwrite switch, small programs."""
 
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+os.environ["STABLECAST_CACHE"] = tempfile.mkdtemp(prefix="stablecast-cache-")
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -39,6 +39,7 @@ Branch = Annotated[
     str, typer.Option("--branch", help="Conditionals: max, min, or the probability of the first branch.")
 ]
 Rules = Annotated[list[str], typer.Option("--rules", help="YAML file of work rules for custom calls.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither read nor keep lowered programs on disk.")]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with 3 where the prediction does not fit or is incomplete.")
 ]
@@ -77,6 +78,7 @@ def make_options(
     arg: Sequence[str],
     settings: Sequence[str],
     conventions: "Conventions",
+    no_cache: bool = False,
 ) -> "Options":
     """The choices of a prediction."""
     from stablecast._predict import Options, parse_pairs
@@ -88,7 +90,8 @@ def make_options(
         platform,
         parse_pairs(mesh, "--mesh") or None,
         ArgumentOptions(args, arg, settings),
-        conventions,
+        cache=not no_cache,
+        conventions=conventions,
     )
 
 

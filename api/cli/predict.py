@@ -40,6 +40,7 @@ def predict(
     dim: opt.Dim = [],
     branch: opt.Branch = "max",
     rules: opt.Rules = [],
+    no_cache: opt.NoCache = False,
     json: opt.Json = False,
     csv: opt.Csv = False,
     strict: opt.Strict = False,
@@ -52,7 +53,8 @@ def predict(
     from stablecast._predict import Session
 
     conventions = opt.make_conventions(loop, dim, rules, branch=branch)
-    session = Session(input, opt.make_options(backend, exec_model, mesh, platform, args, arg, settings, conventions))
+    chosen = opt.make_options(backend, exec_model, mesh, platform, args, arg, settings, conventions, no_cache)
+    session = Session(input, chosen)
     with opt.progress(f"predicting {input}"):
         if not on:
             from stablecast.report.program import program_dict, program_text
@@ -84,6 +86,7 @@ def compare(
     dim: opt.Dim = [],
     branch: opt.Branch = "max",
     rules: opt.Rules = [],
+    no_cache: opt.NoCache = False,
     json: opt.Json = False,
     csv: opt.Csv = False,
     strict: opt.Strict = False,
@@ -93,7 +96,7 @@ def compare(
     from stablecast._compare import compare as compare_all
 
     conventions = opt.make_conventions(loop, dim, rules, branch=branch)
-    chosen = opt.make_options("analytical", exec_model, mesh, platform, args, arg, settings, conventions)
+    chosen = opt.make_options("analytical", exec_model, mesh, platform, args, arg, settings, conventions, no_cache)
     with opt.progress(f"comparing {input}"):
         comparison = compare_all(input, on=on, backends=backend, options=chosen)
     typer.echo(comparison.to_json() if json else comparison.to_csv().rstrip() if csv else repr(comparison))

@@ -1,6 +1,7 @@
-"""Traces through one rank a role: nodes are followed, messages inside a collective are not (congestion-unaware).
+"""Traces through one rank a role: nodes are followed, messages inside a collective are not.
 
-A collective ends for each member as it would by itself (`Isolated`), from the times at which its members begin.
+A collective ends for each member as it would by itself (`Isolated`), from the times at which its members begin. In the
+congestion-aware backend that holds where all members begin together, on links that nothing else uses meanwhile.
 """
 
 from collections import defaultdict
@@ -111,6 +112,8 @@ class FastReplay:
                 raise InputError(f"rank {view.rank} {step}: {error.message}", error.hint) from None
             self._push(self.now + time, self.now + made, self._end, (role, index))
             return
+        if self._isolated.aware:
+            raise UnsuitedError
         number = self._collectives[role].get(use.key, 0)
         self._collectives[role][use.key] = number + 1
         meeting = self._meetings.get((use.key, number))
@@ -147,6 +150,8 @@ class FastReplay:
         return meeting.use.members[position] if meeting.use.members else position
 
     def _send(self, role: int, index: int, step: Step) -> None:
+        if not self._isolated.has_own_links:
+            raise UnsuitedError
         view = self.roles.views[role]
         first = view.first[index]
         number = self._sent.get((role, first), 0)

@@ -48,6 +48,11 @@ class Isolated:
         self._equal: dict[tuple[object, ...], tuple[int, int]] = {}
         self._skewed: dict[tuple[object, ...], Ends] = {}
 
+    @property
+    def has_own_links(self) -> bool:
+        """Whether a message from rank to rank meets no other."""
+        return not self.aware or self.network.topology == ("FullyConnected",)
+
     def hops(self, source: int, target: int) -> tuple[int, int]:
         """(dimension, hops) of a message between two ranks."""
         return self._links.hops(source, target)

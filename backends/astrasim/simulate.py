@@ -161,8 +161,8 @@ def simulate_programs(
     if aware:
         AwareLinks(network)
     custom = any(impl.traces for impls in system.implementations.values() for impl in impls)
-    if not (aware or custom or reference):
-        isolated = Isolated(network, system)
+    if not (custom or reference):
+        isolated = Isolated(network, system, aware)
         finder = RoleFinder(Planner(network, system, groups), isolated)
         shared = memory.kind in ("MEMORY_POOL", "PER_NODE_MEMORY_EXPANSION")
         roles = finder.find(programs, apart=shared)

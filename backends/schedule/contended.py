@@ -70,9 +70,12 @@ class Contended:
                     self._begin(number, index, 0.0)
         while self._events:
             now, _, number, index, version = heappop(self._events)
-            running = self._roles[number].kernels.get(index)
-            if running is None or running.version == version:
-                self._end(number, index, now)
+            role = self._roles[number]
+            if role.flat.kind[index] is Kind.KERNEL:
+                running = role.kernels.get(index)
+                if running is None or running.version != version:
+                    continue
+            self._end(number, index, now)
         return [role.played for role in self._roles]
 
     def _push(self, time: float, number: int, index: int, version: int = 0) -> None:

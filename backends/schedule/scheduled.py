@@ -251,28 +251,29 @@ def _plain_name(node: Kernel | Collective | P2P) -> str:
 
 def _slices(role: RoleInput, flat: Flat, played: Played) -> list[Slice]:
     names = [_stream_name(key) for key in flat.streams]
-    rows = role.program.table.rows
     found: list[Slice] = []
     for index, node in enumerate(flat.nodes):
         if node is None or flat.weight[index] == 0.0:
             continue
-        detail: dict[str, str | int | float]
-        if isinstance(node, Kernel):
-            row = rows[node.row]
-            name = str(row.klass)
-            detail = {"shape": row.shape, "bytes": row.bytes_read + row.bytes_written}
-            detail["basis"] = str(role.estimates.source[node.row])
-        elif isinstance(node, P2P):
-            name, detail = node.direction, {"bytes": node.nbytes, "axis": node.axis, "tag": node.tag}
-        else:
-            name = node.kind
-            detail = {"bytes": node.message_bytes, "devices": node.groups.size}
-            detail["axes"] = ",".join(node.groups.axes)
+        name, detail = _named(role, node)
         if node.location.source:
             detail["source"] = node.location.source
-        times = played.begin_s[index], played.end_s[index]
-        found.append(Slice(role.name, names[flat.stream[index]], name, *times, node.scope, detail, flat.weight[index]))
+        begin_s, end_s = played.begin_s[index], played.end_s[index]
+        stream = names[flat.stream[index]]
+        found.append(Slice(role.name, stream, name, begin_s, end_s, node.scope, detail, flat.weight[index]))
     return found
+
+
+def _named(role: RoleInput, node: Kernel | Collective | P2P) -> tuple[str, dict[str, str | int | float]]:
+    """What a slice is called, and what is said of it."""
+    if isinstance(node, P2P):
+        return node.direction, {"bytes": node.nbytes, "axis": node.axis, "tag": node.tag}
+    if isinstance(node, Collective):
+        axes = ",".join(node.groups.axes)
+        return node.kind, {"bytes": node.message_bytes, "devices": node.groups.size, "axes": axes}
+    row = role.program.table.rows[node.row]
+    nbytes, basis = row.bytes_read + row.bytes_written, str(role.estimates.source[node.row])
+    return str(row.klass), {"shape": row.shape, "bytes": nbytes, "basis": basis}
 
 
 def _stream_name(key: tuple[str, tuple[str, ...] | int]) -> str:

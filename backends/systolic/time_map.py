@@ -7,9 +7,12 @@
 
 `f16` on a TPU, which multiplies no f16 and converts every operand on its way to the arrays (calibrated on TPU v4): a
 sum of physical terms with coefficients >= 0, in three sizes. A product within one array (`tile`): a fold's cycles.
-Products whose operands and result fit VMEM twice (`resident`), and larger ones (`streamed`): array cycles, bytes of
-each operand over the memory's rate, and steps along each dimension over the clock; `relayout` is array time spent
-again where the result is wider than high and its width no multiple of the lanes.
+Products whose operands and result fit VMEM twice (`resident`), and larger ones (`streamed`): array cycles, steps along
+each dimension over the clock, bytes of each operand over the memory's rate, and what depends on the order: `held`, the
+right operand's bytes once more where the result is at least as high as wide; `turned`, array time once more where it is
+wider; `again`, both operands once more where the right one, 4 bytes an element, takes over a sixth of a core's VMEM;
+`relayout`, array time once more where a wider result's width is no multiple of the lanes. The limits of the last two
+were drawn from the measurements that the coefficients come from; what the compiler does there is not known.
 
 Coefficients are shares and multiples of a device's own rates, so they carry from one generation to another by the
 ratio of array rates, clocks and memory rates; `launch` is carried as it is.
@@ -31,8 +34,14 @@ CONSTANTS_FILE: Final = Path(__file__).parent.parent / "models" / "systolic.yaml
 
 SIZES: Final = ("tile", "resident", "streamed")
 """Ranges of f16 products with constants of their own."""
-TERMS: Final = ("launch", "single", "even", "cycles", "lhs", "rhs", "out", "rows", "columns", "depth", "relayout")
-"""Terms of f16 products; `f16.SIZE.TERM` is its coefficient, 0 where the file has none."""
+TERMS: Final = (
+    *("launch", "single", "even", "rows", "columns", "depth", "turned", "relayout"),
+    *("lhs", "rhs", "out", "held", "again"),
+)
+"""Terms of f16 products, those of the memory last; `f16.SIZE.TERM` is a coefficient, 0 where the file has none."""
+_MEMORY: Final = TERMS.index("lhs")
+_CONVERTED_BYTES: Final = 4.0
+_RIGHT_SHARE: Final = 6.0
 
 
 def systolic_constants(device: Device, path: Path = CONSTANTS_FILE) -> Constants:
@@ -84,27 +93,28 @@ def f16_terms(products: Products, work: ArrayWork, peak: FloatArray, machine: Ar
     memory, clock = machine.hbm_bytes_per_s, machine.clock_hz
     # the slope in cycles is that of one array, whatever their number
     single = work.single / (clock * np.maximum(peak / machine.cell_flops, 1.0))
+    wide = products.n > products.m
+    spilled = products.k * products.n * _CONVERTED_BYTES * _RIGHT_SHARE > machine.local_bytes
     columns = [
         np.ones_like(even),
         single,
         even,
-        array_seconds(work.cycles, peak, machine),
-        products.lhs / memory,
-        products.rhs / memory,
-        (products.out + np.maximum(products.rest, 0.0)) / memory,
         products.batch * up(products.m, SUBLANES) / clock,
         products.batch * up(products.n, LANES) / clock,
         products.batch * up(products.k, LANES) / clock,
+        np.where(wide, even, 0.0),
         np.where(turns(products), even, 0.0),
+        products.lhs / memory,
+        products.rhs / memory,
+        (products.out + np.maximum(products.rest, 0.0)) / memory,
+        np.where(wide, 0.0, products.rhs / memory),
+        np.where(spilled, (products.lhs + products.rhs) / memory, 0.0),
     ]
     return np.stack(columns, axis=1)
 
 
 def turns(products: Products) -> BoolArray:
-    """Results wider than high whose width is no multiple of the lanes: measured 2 to 2.5 times slower on TPU v4.
-
-    Drawn from 40 products; the cause (operand swap, relayout or masking) is not known.
-    """
+    """Results wider than high whose width is no multiple of the lanes: measured 2 to 2.5 times slower on TPU v4."""
     return (products.n > products.m) & (products.n % LANES != 0)
 
 
@@ -123,6 +133,6 @@ def f16_time(
     chosen = f16_coefficients(fit)[f16_sizes(products, machine).astype(np.int64)]
     parts = terms * chosen
     start = parts[:, 0] * np.maximum(launches, 1.0)
-    memory = parts[:, 4:7].sum(axis=1)
-    compute = parts[:, 1:].sum(axis=1) - memory
+    memory = parts[:, _MEMORY:].sum(axis=1)
+    compute = parts[:, 1:_MEMORY].sum(axis=1)
     return Parts(start + compute + memory, compute, memory, start)

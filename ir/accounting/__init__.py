@@ -19,7 +19,7 @@ from stablecast.ir.accounting import (
 from stablecast.ir.accounting.account import Account, account
 from stablecast.ir.accounting.context import Context, work_of
 from stablecast.ir.accounting.matrix import Support, support_matrix
-from stablecast.ir.accounting.registry import register_work
+from stablecast.ir.accounting.registry import TARGETS, register_work
 from stablecast.ir.accounting.user_rules import load_rules
 from stablecast.ir.accounting.values import Basis, Conventions, OpWork
 
@@ -37,6 +37,9 @@ RULES = (
     rules_structure,
 )
 """The modules that hold the built-in rules."""
+
+BUILT_IN_TARGETS = len(TARGETS)
+"""Custom-call targets and composites with a built-in rule; users' own come on top."""
 
 __all__ = [
     "RULES",

@@ -46,7 +46,7 @@ def test_a_drop_in_for_scalesim(run: Run, files: Path) -> None:
     assert "qkv" in result.out
     assert "written to out/small" in result.out
     assert {path.name for path in (files / "out" / "small").iterdir()} == REPORTS
-    rows = list(csv.reader((files / "out" / "small" / "COMPUTE_REPORT.csv").open()))
+    rows = list(csv.reader((files / "out" / "small" / "COMPUTE_REPORT.csv").read_text().splitlines()))
     # 4 row folds and 3 column folds of 64 + 2 x 32 + 32 - 2 lines, counted from 0
     assert int(float(rows[1][2])) == 12 * 158 - 1
 
@@ -73,9 +73,9 @@ def test_tables_of_rows(run: Run, files: Path) -> None:
         "id,rows,cols,dataflow,kind,M,N,K,mode,total_cycles\na,32,32,ws,gemm,64,96,128,CALC,\n"
     )
     assert run("scalesim", "--table", "rows.csv", "-o", "out.csv").code == 0
-    assert next(csv.DictReader((files / "out.csv").open()))["total_cycles"] == str(12 * 158 - 1)
+    assert next(csv.DictReader((files / "out.csv").read_text().splitlines()))["total_cycles"] == str(12 * 158 - 1)
     assert run("scalesim", "--table", "rows.csv", "-o", "out.csv", "--compat", "corrected", "--json").code == 0
-    row = next(csv.DictReader((files / "out.csv").open()))
+    row = next(csv.DictReader((files / "out.csv").read_text().splitlines()))
     assert row["total_cycles"] == str(12 * 158)
     assert row["id"] == "a"
 

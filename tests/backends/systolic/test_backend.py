@@ -206,7 +206,8 @@ def test_misaligned_products_cost_whole_tiles() -> None:
         matmul(chip, "bf16", 4097, 4097, 4096),
         matmul(chip, "bf16", 4096, 4096, 4096 + 128),
     )
-    assert over == pytest.approx(aligned * 17 / 16, rel=0.02)
+    # 17 column folds over two arrays: nine on the busiest, or half of the lines on each
+    assert 17 / 16 < over / aligned < 9.1 / 8
     assert half == pytest.approx(aligned * 17 / 16, rel=0.02)
 
 

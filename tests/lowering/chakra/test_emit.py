@@ -229,7 +229,7 @@ def test_permutation_is_a_send_and_a_receive(steps: Steps, tmp_path: Path) -> No
     assert (send.value("comm_dst"), recv.value("comm_src")) == (4, 6)
     assert send.value("comm_tag") == recv.value("comm_tag") != again.value("comm_tag")
     assert again.data_deps == (0, 1)
-    assert report.notes == ("permutations are written as one place along their group, ends joined",)
+    assert report.notes == ("permutations that are no shift are written as one place along their group, ends joined",)
 
 
 def test_groups_that_cannot_be_computed(steps: Steps, tmp_path: Path) -> None:

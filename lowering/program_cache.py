@@ -1,0 +1,98 @@
+"""Partitioned and fused programs on disk, by content: the same capture is lowered once.
+
+A program lies under a key made of the module's bytes, how it was lowered, the versions of jaxlib and stablecast, and
+the state of stablecast's own files; an entry that cannot be read is made again. The folder is `STABLECAST_CACHE`, or
+`stablecast` under the user's cache folder; the oldest entries go when there are more than `MAX_ENTRIES`.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stablecast.ir import mlir
+from stablecast.ir.device_program import DeviceProgram
+from stablecast.ir.errors import InputError
+from stablecast.ir.program_json import device_program_of_json, device_program_to_json
+
+FORMAT = 1
+MAX_ENTRIES = 256
+_ROOMS = ("ir", "lowering")
+
+
+def folder() -> Path:
+    """Where entries lie."""
+    given = os.environ.get("STABLECAST_CACHE")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "stablecast"
+
+
+@cache
+def _state() -> str:
+    """Versions, and size and time of every file that decides the result."""
+    root = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256(f"{FORMAT} {mlir.check_version()}".encode())
+    for room in _ROOMS:
+        for path in sorted((Path(__file__).resolve().parents[1] / room).rglob("*.py")):
+            about = path.stat()
+            digest.update(f"{path.relative_to(root)} {about.st_size} {about.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def key_of(data: bytes, *choices: object) -> str:
+    """The key of the module `data` lowered by `choices`, whose `repr` must tell them apart."""
+    digest = hashlib.sha256(data)
+    digest.update(repr(choices).encode())
+    digest.update(_state().encode())
+    return digest.hexdigest()
+
+
+def cached(key: str, make: Callable[[], DeviceProgram]) -> DeviceProgram:
+    """The program under `key`, or what `make` gives, which is then kept. A folder that cannot be written is no error.
+
+    A program from disk has no op bodies in its kernel table.
+    """
+    path = folder() / f"{key}.json.z"
+    found = _read(path)
+    if found is not None:
+        return found
+    made = make()
+    with contextlib.suppress(OSError):
+        _write(path, made)
+    return made
+
+
+def _read(path: Path) -> DeviceProgram | None:
+    try:
+        held: Any = json.loads(zlib.decompress(path.read_bytes()))
+        return device_program_of_json(held)
+    except (OSError, zlib.error, ValueError, KeyError, TypeError, IndexError, InputError):
+        return None
+
+
+def _write(path: Path, program: DeviceProgram) -> None:
+    data = zlib.compress(json.dumps(device_program_to_json(program), separators=(",", ":")).encode(), 1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+        Path(temporary).replace(path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _prune(path.parent)
+
+
+def _prune(entries: Path) -> None:
+    kept = sorted(entries.glob("*.json.z"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in kept[MAX_ENTRIES:]:
+        path.unlink(missing_ok=True)
