@@ -5,6 +5,7 @@ operand of one device), alpha = base latency + steps x latency:
 
     all_reduce       2 (n - 1) steps, 2 (n - 1) / n S / B
     all_gather       (n - 1) steps,   (n - 1) / n S / B          also reduce_scatter, all_to_all
+    by tree          ceil(log2 n) steps, S / B; twice both for an all_reduce; groups over 16, where it is faster
     broadcast        (n - 1) steps,   S / B                      pipelined
     permute          1 step,          S / pair rate
 
@@ -41,6 +42,9 @@ KINDS: Final = (
     "collective_permute",
 )
 _RINGS: Final = ("ring", "torus")
+_BY_TREE: Final = ("all_reduce", "all_gather", "reduce_scatter", "collective_broadcast")
+TREE_FROM: Final = 16
+"""Groups larger than this may go by a tree; the latencies of smaller ones were fitted with what ran there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +170,22 @@ class CollectiveModel:
         if len(torus) > 1 and len(torus) == len(covered):
             return self._all_axes(kind, torus, nbytes), "torus-multi-ring"
         if len(covered) == 1:
-            return self._flat(kind, covered[0], nbytes), _algorithm(covered[0])
+            time = self._flat(kind, covered[0], nbytes)
+            by_tree = _has_tree(kind, covered[0]) and float(time[0]) < float(self._ring(kind, covered[0], nbytes)[0])
+            return time, "tree" if by_tree else _algorithm(covered[0])
         return self._hierarchical(kind, covered, nbytes), "hierarchical"
 
     def _flat(self, kind: str, span: Span, nbytes: FloatArray) -> FloatArray:
+        """The ring (or direct exchange), or the tree where it is faster."""
+        ring = self._ring(kind, span, nbytes)
+        if not _has_tree(kind, span):
+            return ring
+        hops = math.ceil(math.log2(span.size)) * (2.0 if kind == "all_reduce" else 1.0)
+        latency = span.dim.base_latency_s.value + hops * span.dim.latency_s.value
+        factor = 2.0 if kind == "all_reduce" else 1.0
+        return np.minimum(ring, self._protocols(kind, span, latency, factor * nbytes / span.rate(kind)))
+
+    def _ring(self, kind: str, span: Span, nbytes: FloatArray) -> FloatArray:
         n = span.size
         factor = {"all_reduce": 2.0 * (n - 1) / n, "collective_broadcast": 1.0}.get(kind, (n - 1) / n)
         return self._protocols(kind, span, _latency(kind, span), factor * nbytes / span.rate(kind))
@@ -250,6 +266,11 @@ def collective_time(collective: Collective, system: System) -> CollectiveEstimat
     Raises `InputError` for an unknown kind or a group with devices that `system` does not have.
     """
     return CollectiveModel(system).estimate(collective)
+
+
+def _has_tree(kind: str, span: Span) -> bool:
+    """Whether a library would also offer a tree: any two of many devices reach each other equally well."""
+    return span.size > TREE_FROM and not span.is_ring and kind in _BY_TREE
 
 
 def _algorithm(span: Span) -> str:

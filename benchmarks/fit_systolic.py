@@ -295,7 +295,7 @@ def cross_validated(terms: FloatArray, seconds: FloatArray) -> FloatArray:
 
 @dataclass
 class Result:
-    """What is written: constants and their sources by section, and lines of the error table; errors by table, device."""
+    """Constants and their sources by section, lines of the error table, and errors by table and device."""
 
     values: dict[str, dict[str, tuple[float, str]]] = field(default_factory=dict[str, dict[str, tuple[float, str]]])
     lines: list[str] = field(default_factory=list[str])

@@ -50,9 +50,9 @@ class Products:
 class ArrayWork:
     """Cycles of the array clock at one multiply-add a cell and cycle, and how the product lies on the arrays.
 
-    `cycles`: of the busiest array, filling included; `even`: if folds could be shared out evenly; `single`: of one
-    fold after the other on one array, nothing overlapped, in the order that is best at that; `folds`: of the busiest
-    array. `swapped`: the transposed order. `mapping_eff`: share of the cells of all folds that hold an element.
+    `cycles`: of the busiest array, filling included; `even`: if folds could be shared out evenly; `single`: lines that
+    one array alone streams, in the order with fewer; `folds`: of the busiest array. `swapped`: the transposed order.
+    `mapping_eff`: share of the cells of all folds that hold an element.
     """
 
     cycles: FloatArray
@@ -88,7 +88,7 @@ def _folds(columns: FloatArray, rows: FloatArray, machine: ArrayMachine) -> Floa
 def _stationary(
     batch: FloatArray, streamed: FloatArray, columns: FloatArray, rows: FloatArray, machine: ArrayMachine, fill: float
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Cycles and folds of the busiest array, mapping efficiency, and cycles on one array without overlap."""
+    """Cycles and folds of the busiest array, mapping efficiency, and lines that one array alone streams."""
     edge = 2.0 * machine.rows + machine.cols - 2.0
     row_folds, col_folds = np.ceil(rows / machine.rows), np.ceil(columns / machine.cols)
     best = np.full(len(batch), np.inf)
@@ -99,7 +99,7 @@ def _stationary(
         cycles = count * (lines + fill * edge) + (1.0 - fill) * edge
         folds = np.where(cycles < best, count, folds)
         best = np.minimum(best, cycles)
-    single = batch * row_folds * col_folds * (streamed + edge)
+    single = batch * row_folds * col_folds * streamed
     mapping = rows * columns / (row_folds * col_folds * machine.rows * machine.cols)
     return best, folds, mapping, single
 
@@ -123,6 +123,6 @@ def _blocks(products: Products, machine: ArrayMachine, fill: float) -> ArrayWork
         cells = count * per_block * machine.rows * machine.cols
         mapping = np.where(better, batch * m * n / cells, mapping)
         best = np.minimum(best, cycles)
-    single = batch * np.ceil(m / machine.rows) * np.ceil(n / machine.cols) * (k + edge)
+    single = batch * np.ceil(m / machine.rows) * np.ceil(n / machine.cols) * k
     even = batch * m * n * k / (machine.arrays * machine.rows * machine.cols)
     return ArrayWork(best, even, single, folds, np.zeros(len(m), dtype=np.bool_), mapping)

@@ -6,7 +6,8 @@
     compute = cycles of the busiest array / (array * clock * rate of a cell),   memory = bytes / (share * peak rate).
 
 `f16` on a TPU, which multiplies no f16 and converts every operand on its way to the arrays (calibrated on TPU v4): a
-sum of physical terms with coefficients >= 0, in three sizes. A product within one array (`tile`): a fold's cycles.
+sum of physical terms with coefficients >= 0, in three sizes. A product within one array (`tile`): the lines that
+it streams; its filling is part of `launch`.
 Products whose operands and result fit VMEM twice (`resident`), and larger ones (`streamed`): array cycles, steps along
 each dimension over the clock, bytes of each operand over the memory's rate, and what depends on the order: `held`, the
 right operand's bytes once more where the result is at least as high as wide; `turned`, array time once more where it is

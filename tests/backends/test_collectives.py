@@ -191,3 +191,16 @@ def test_an_unknown_vendor_has_one_protocol() -> None:
 def test_pod_size_groups_are_quick() -> None:
     system = ideal([32, 64, 64], kind="torus")
     assert microseconds("all_reduce", GIB, system) > 0
+
+
+def test_small_messages_of_large_groups_go_by_a_tree() -> None:
+    """A few bytes over thousands of devices take log2 n steps, not n; large messages still go round the ring."""
+    from stablecast.backends.catalogue import Catalogue
+    from stablecast.ir.groups import all_devices
+
+    system = Catalogue().resolve("h100-sxm:4096")
+    groups = all_devices(4096)
+    small = collective_time(Collective("all_reduce", groups, 4, 4), system)
+    assert small.time_s < 1e-3
+    times = [collective_time(Collective("all_reduce", groups, size, size), system).time_s for size in (4, 2**20, 2**30)]
+    assert times == sorted(times)

@@ -2,8 +2,10 @@
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,16 +17,25 @@ from stablecast.backends.systolic.time_map import CONSTANTS_FILE, SIZES, TERMS, 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "fit_systolic.py"
 
 
-@pytest.fixture
-def fitting(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+@pytest.fixture(scope="module")
+def fitting() -> Iterator[ModuleType]:
     """The calibration script as a module."""
     spec = importlib.util.spec_from_file_location("fit_systolic", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "fit_systolic", module)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "fit_systolic", module)
+        spec.loader.exec_module(module)
+        yield module
+
+
+@pytest.fixture(scope="module")
+def products(fitting: ModuleType, shared_data: Path) -> Any:
+    """The f16 products of TPU v4, fitted."""
+    result = fitting.Result()
+    fitting.fit_f16(fitting.Tables(shared_data).tpu_v4(), result)
+    return result
 
 
 def test_least_absolute_finds_what_made_the_data(fitting: ModuleType) -> None:
@@ -46,10 +57,8 @@ def test_folds_hold_out_every_row_once(fitting: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("regime", "mean"), [("regime 128", 0.03), ("regime 1024", 0.065), ("regime 4096", 0.065), ("misaligned", 0.26)]
 )
-def test_products_on_tpu_v4(fitting: ModuleType, shared_data: Path, regime: str, mean: float) -> None:
-    result = fitting.Result()
-    fitting.fit_f16(fitting.Tables(shared_data).tpu_v4(), result)
-    assert result.errors[f"products f16, {regime}", "tpu-v4"].mean() < mean
+def test_products_on_tpu_v4(products: Any, regime: str, mean: float) -> None:
+    assert products.errors[f"products f16, {regime}", "tpu-v4"].mean() < mean
 
 
 def test_elementwise_on_tpu_v4(fitting: ModuleType, shared_data: Path) -> None:
