@@ -11,6 +11,7 @@ from stablecast.cli.app import app
 from stablecast.ir.errors import InputError, near_names
 
 if TYPE_CHECKING:
+    from stablecast.backends.astrasim import CollectiveCycles
     from stablecast.backends.astrasim.config import Backend
 
 _MODES = ("calibrated", "astra-sim")
@@ -99,7 +100,11 @@ def collective(
     if not kind or nbytes is None:
         raise InputError("collective needs a kind and a size", "all_reduce --bytes 1048576")
     if chosen == "astra-sim":
-        _reference(kind, nbytes, network, system, group_file, involved_dim, backend, json)
+        from stablecast.backends.astrasim import collective_cycles
+
+        net, sys = _configuration("--mode astra-sim", network, system, _sized(on, ranks) if on else "", False)
+        answer = collective_cycles(kind, nbytes, net, sys, _groups(group_file), _flags(involved_dim), _backend(backend))
+        _say_cycles(answer, json)
     else:
         _calibrated(kind, nbytes, on, ranks, json)
 
@@ -120,29 +125,24 @@ def _table(table: Path, mode: str, output: Path | None) -> None:
         opt.write_text(output, answer)
 
 
-def _reference(
-    kind: str,
-    nbytes: int,
-    network: Path | None,
-    system: Path | None,
-    group_file: Path | None,
-    involved_dim: str,
-    backend: str,
-    json: bool,
-) -> None:
-    from stablecast.backends.astrasim import collective_cycles
-
-    if network is None or system is None:
-        raise InputError("the mode astra-sim needs --network and --system", "ASTRA-sim's network.yml and system.json")
-    answer = collective_cycles(
-        kind, nbytes, network, system, _groups(group_file), _flags(involved_dim), _backend(backend)
-    )
+def _say_cycles(answer: "CollectiveCycles", json: bool) -> None:
     if json:
         typer.echo(jsonlib.dumps(answer.to_dict()))
     elif answer.cycles_min == answer.cycles_max:
         typer.echo(f"{answer.cycles_max:,} cycles on every rank (1 cycle = 1 ns)")
     else:
         typer.echo(f"{answer.cycles_min:,} to {answer.cycles_max:,} cycles by rank (1 cycle = 1 ns)")
+
+
+def _sized(on: str, ranks: int | None) -> str:
+    """`on` with its number of devices, `ranks` where it has none."""
+    from stablecast.backends.catalogue import split_count
+
+    name, given = split_count(on)
+    count = given or ranks
+    if count is None:
+        raise InputError(f"{on}: how many devices take part?", "give --ranks 8")
+    return f"{name}:{count}"
 
 
 def _calibrated(kind: str, nbytes: int, on: str, ranks: int | None, json: bool) -> None:
@@ -154,11 +154,8 @@ def _calibrated(kind: str, nbytes: int, on: str, ranks: int | None, json: bool) 
 
     if not on:
         raise InputError("collective needs a system", "give --on h100-sxm --ranks 8, or --mode astra-sim --network ...")
-    name, given = split_count(on)
-    count = ranks or given
-    if count is None:
-        raise InputError(f"{on}: how many devices take part?", "give --ranks 8")
-    system = Catalogue().resolve(f"{name}:{given or count}")
+    system = Catalogue().resolve(_sized(on, ranks))
+    count = ranks or split_count(on)[1] or system.count
     plain = kind.replace("-", "_").lower()
     model = CollectiveModel(system)
     time, low, high, algorithm = model.times(_KINDS.get(plain, plain), all_devices(count), np.array([float(nbytes)]))
@@ -219,7 +216,7 @@ def simulate(
     target = log or (logging_folder / "log.log" if logging_folder else None)
     if target is not None:
         opt.writable(target)
-    net, sys = _configuration(network, system, on, roofline)
+    net, sys = _configuration("simulate", network, system, on, roofline)
     with opt.progress(f"simulating {source}"):
         result = run_simulation(source, net, sys, memory, groups, _backend(backend), events=target is not None)
     if target is not None:
@@ -227,10 +224,10 @@ def simulate(
     typer.echo(jsonlib.dumps(result.to_dict()) if json else repr(result))
 
 
-def _configuration(network: Path | None, system: Path | None, on: str, roofline: bool) -> tuple[Any, Any]:
+def _configuration(what: str, network: Path | None, system: Path | None, on: str, roofline: bool) -> tuple[Any, Any]:
     if not on:
         if network is None or system is None:
-            raise InputError("simulate needs --network and --system", "or --on h100-sxm:8 for both")
+            raise InputError(f"{what} needs --network and --system", "or --on h100-sxm:8 for both")
         return network, system
     from stablecast.backends.astrasim.files import network_dict, system_dict
     from stablecast.backends.catalogue import Catalogue

@@ -15,6 +15,7 @@ from stablecast.backends.astrasim.config import (
     read_system,
 )
 from stablecast.backends.astrasim.files import memory_json, network_yaml, system_json
+from stablecast.backends.astrasim.model import ReferenceModel
 from stablecast.backends.astrasim.simulate import RankCycles, SimulationResult, simulate
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "MemoryConfig",
     "NetworkConfig",
     "RankCycles",
+    "ReferenceModel",
     "SimulationResult",
     "SystemConfig",
     "collective_cycles",

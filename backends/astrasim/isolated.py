@@ -11,7 +11,7 @@ from stablecast.backends.astrasim.algorithms import begin
 from stablecast.backends.astrasim.config import NetworkConfig, SystemConfig
 from stablecast.backends.astrasim.engine import Machine, Rank, Stream
 from stablecast.backends.astrasim.links import UnawareLinks
-from stablecast.backends.astrasim.mirror import Hop, mirror, mirrored
+from stablecast.backends.astrasim.mirror import Hop, mirror, mirrored, shares_evenly
 from stablecast.backends.astrasim.plan import Plan, StuckError
 from stablecast.backends.astrasim.skewed import member_ends, without_events
 
@@ -95,7 +95,7 @@ class Isolated:
         """Whether all members that begin together also end together."""
         if members is None:
             return mirrored(plan, self.network, self.aware)
-        if self.aware and (self.network.topology[0] == "Ring" or plan.phases[0].impl.name == "direct"):
+        if self.aware and (self.network.topology[0] == "Ring" or not shares_evenly(plan, self.network)):
             return False
         return self.layout(members, plan.phases[0].impl.name).uniform
 

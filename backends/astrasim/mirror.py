@@ -94,10 +94,16 @@ def mirrored(plan: Plan, network: NetworkConfig, aware: bool) -> bool:
         return False
     if plan.dims != network.npus_count[: len(plan.dims)]:
         return False
-    if not aware:
-        return True
+    return not aware or shares_evenly(plan, network)
+
+
+def shares_evenly(plan: Plan, network: NetworkConfig) -> bool:
+    """Whether, on links that messages share, one rank's own links show what happens on all (congestion-aware).
+
+    On a Ring only where every message takes one hop; on a Switch only where no two messages reach it on the same ns.
+    """
     topology = network.topology[0]
-    if names == {"ring"} or topology == "FullyConnected":
+    if topology == "FullyConnected" or {phase.impl.name for phase in plan.phases} == {"ring"}:
         return True
     least = min(phase.nbytes // (1 if phase.kind == "all_gather" else phase.size) for phase in plan.phases)
-    return topology == "Switch" and int(least / network.bytes_per_ns[0]) > 0 and "direct" not in names
+    return topology == "Switch" and int(least / network.bytes_per_ns[0]) > 0

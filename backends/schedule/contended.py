@@ -1,5 +1,6 @@
-"""Streams in time where running communication slows kernels down: event by event, since rates change as it goes."""
+"""Streams in time where communication slows kernels and other communication, event by event as rates change."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -12,12 +13,15 @@ Shares = Callable[[int, int], tuple[float, float]]
 Bound = Callable[[int, int], str]
 """(role, kernel node) -> what limits it: `compute`, `memory` or something that communication does not touch."""
 
+Links = Callable[[int, int], tuple[str, ...]]
+"""(role, communication node) -> the network dimensions that it uses."""
+
 _LEAST_RATE = 0.1
 
 
 @dataclass(slots=True)
 class _Running:
-    """A kernel under way: seconds of undisturbed work left at `since`, its rate, and which of its end events counts."""
+    """A node under way: seconds of undisturbed work left at `since`, its rate, and which of its end events counts."""
 
     left: float
     since: float
@@ -32,6 +36,8 @@ class _Role:
     waits: list[int]
     played: Played
     kernels: dict[int, _Running] = field(default_factory=dict[int, _Running])
+    comms: dict[int, _Running] = field(default_factory=dict[int, _Running])
+    links: Counter[str] = field(default_factory=Counter[str])
     cores: float = 0.0
     memory: float = 0.0
 
@@ -44,8 +50,8 @@ class _Role:
 class Contended:
     """Plays all roles together; begin and end as `play` gives them, with kernels stretched."""
 
-    def __init__(self, flats: Sequence[Flat], match: Match | None, shares: Shares, bound: Bound) -> None:
-        self._match, self._shares, self._bound = match, shares, bound
+    def __init__(self, flats: Sequence[Flat], match: Match | None, shares: Shares, bound: Bound, links: Links) -> None:
+        self._shares, self._bound, self._links = shares, bound, links
         self._roles = [_role(number, flat) for number, flat in enumerate(flats)]
         self._sent: dict[tuple[int, int], tuple[int, int] | None] = {}
         self._events: list[tuple[float, int, int, int, int]] = []
@@ -71,10 +77,9 @@ class Contended:
         while self._events:
             now, _, number, index, version = heappop(self._events)
             role = self._roles[number]
-            if role.flat.kind[index] is Kind.KERNEL:
-                running = role.kernels.get(index)
-                if running is None or running.version != version:
-                    continue
+            running = role.kernels.get(index) or role.comms.get(index)
+            if running.version != version if running else role.played.end_s[index] >= 0.0:
+                continue
             self._end(number, index, now)
         return [role.played for role in self._roles]
 
@@ -98,21 +103,31 @@ class Contended:
             self._push(now, number, index)
         else:
             self._push(now + flat.time_s[index], number, index)
-            if kind is Kind.COMM and flat.stream[index] != 0:
-                self._take(number, index, now, 1.0)
+            if kind is Kind.COMM:
+                role.comms[index] = _Running(flat.time_s[index], now, 1.0)
+                self._take(number, index, now, 1)
 
-    def _take(self, number: int, index: int, now: float, sign: float) -> None:
-        """Communication begins (`sign` 1) or ends (-1): kernels of the role go on at another rate."""
+    def _take(self, number: int, index: int, now: float, sign: int) -> None:
+        """Communication begins (`sign` 1) or ends (-1): what else runs in the role goes on at another rate."""
         role = self._roles[number]
-        cores, memory = self._shares(number, index)
-        role.cores, role.memory = role.cores + sign * cores, role.memory + sign * memory
-        for kernel, running in role.kernels.items():
-            rate = role.rate(self._bound(number, kernel))
-            if rate != running.rate:
-                running.left -= (now - running.since) * running.rate
-                running.since, running.rate = now, rate
-                running.version += 1
-                self._push(now + max(running.left, 0.0) / rate, number, kernel, running.version)
+        if role.flat.stream[index] != 0:
+            cores, memory = self._shares(number, index)
+            role.cores, role.memory = role.cores + sign * cores, role.memory + sign * memory
+            for kernel, running in role.kernels.items():
+                self._go_on(number, kernel, running, role.rate(self._bound(number, kernel)), now)
+        for link in self._links(number, index):
+            role.links[link] += sign
+        for comm, running in role.comms.items():
+            most = max((role.links[link] for link in self._links(number, comm)), default=1)
+            self._go_on(number, comm, running, 1.0 / max(most, 1), now)
+
+    def _go_on(self, number: int, index: int, running: _Running, rate: float, now: float) -> None:
+        if rate == running.rate:
+            return
+        running.left -= (now - running.since) * running.rate
+        running.since, running.rate = now, rate
+        running.version += 1
+        self._push(now + max(running.left, 0.0) / rate, number, index, running.version)
 
     def _end(self, number: int, index: int, now: float) -> None:
         role = self._roles[number]
@@ -120,8 +135,9 @@ class Contended:
         kind = role.flat.kind[index]
         if kind is Kind.KERNEL:
             del role.kernels[index]
-        elif kind is Kind.COMM and role.flat.stream[index] != 0 and (number, index) not in self._sent:
-            self._take(number, index, now, -1.0)
+        elif index in role.comms:
+            del role.comms[index]
+            self._take(number, index, now, -1)
         for other, child in role.children[index]:
             target = self._roles[other]
             target.waits[child] -= 1

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Protocol
 
+from stablecast.backends.astrasim import ReferenceModel
 from stablecast.backends.collectives import CollectiveEstimate, CollectiveModel
 from stablecast.backends.device import System
 from stablecast.backends.estimates import Estimates
@@ -50,6 +52,14 @@ class Flat:
         return len(self.kind)
 
 
+class Costs(Protocol):
+    """What prices communication."""
+
+    def estimate(self, collective: Collective) -> CollectiveEstimate: ...
+
+    def p2p(self, p2p: P2P) -> CollectiveEstimate: ...
+
+
 class Flattener:
     """Lays out one role's program."""
 
@@ -64,7 +74,8 @@ class Flattener:
         self._time = (estimates.time_s / speed).tolist()
         self._low = (estimates.low_s / speed).tolist()
         self._high = (estimates.high_s / speed).tolist()
-        self._model = CollectiveModel(system)
+        reference = settings.collectives == "astra-sim" and system.count > 1
+        self._model: Costs = ReferenceModel(system) if reference else CollectiveModel(system)
         self._priced: dict[tuple[object, ...], CollectiveEstimate] = {}
         self._loops, self._settings = loops, settings
         self._numbers: dict[StreamKey, int] = {COMPUTE: 0}

@@ -8,6 +8,7 @@ from stablecast.backends.device import Device
 Overlap = Literal["program", "all", "none"]
 CommStreams = Literal["program", "axis", "one"]
 LoopEdges = Literal["barrier", "carry"]
+Collectives = Literal["calibrated", "astra-sim"]
 
 CORES_SHARE: Final = 0.1
 """Assumed share of a GPU's cores that a running collective keeps busy (the libraries' channels)."""
@@ -23,11 +24,13 @@ class Contention:
     while it is sent; that rate over the device's is taken from memory-bound kernels. Devices that move data by DMA
     engines (TPUs) give no cores. That communication takes cores and memory bandwidth from compute is the observation
     of "Enabling Compute-Communication Overlap in Distributed Deep Learning Training Platforms" (ACE, ISCA 2021); the
-    shares here are assumptions.
+    shares here are assumptions. `share_links`: collectives that run at once over one network dimension get equal parts
+    of its rate.
     """
 
     cores_share: float = CORES_SHARE
     memory_passes: float = MEMORY_PASSES
+    share_links: bool = True
 
     def of_cores(self, device: Device) -> float:
         """Share of the cores taken on `device`."""
@@ -48,13 +51,15 @@ class ScheduleSettings:
     stream; `all`: every collective on a stream of its own, as early as its operands allow; `none`: one stream.
     `comm_streams`: as numbered by the program, one for each set of mesh axes, or one for all.
     `loops`: `barrier`: a trip ends when all that it began has ended (XLA's loops); `carry`: collectives whose results
-    nothing in the trip reads run on into the next.
+    nothing in the trip reads run on into the next. `collectives`: whose times: the calibrated model's, or those of
+    ASTRA-sim's congestion-unaware backend.
     """
 
     overlap: Overlap = "program"
     comm_streams: CommStreams = "axis"
     loops: LoopEdges = "barrier"
     contention: Contention | None = None
+    collectives: Collectives = "calibrated"
 
     def assumptions(self, device: Device) -> tuple[str, ...]:
         """One sentence each."""
@@ -64,6 +69,8 @@ class ScheduleSettings:
             "none": "communication is not overlapped with kernels",
         }[self.overlap]
         said = [overlap]
+        if self.collectives == "astra-sim":
+            said.append("collectives take what ASTRA-sim's congestion-unaware backend says")
         if self.contention is None:
             said.append("communication takes no cores and no memory bandwidth from kernels")
         else:
@@ -72,4 +79,6 @@ class ScheduleSettings:
                 f"a running collective takes {cores:.0%} of the cores and {self.contention.memory_passes:g} passes "
                 "of its message over device memory from kernels beside it (assumption)"
             )
+            if self.contention.share_links:
+                said.append("collectives that run at once over one network dimension share its rate evenly")
         return tuple(said)

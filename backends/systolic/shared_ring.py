@@ -12,6 +12,7 @@ from stablecast.backends.systolic.ring import EventChunk, Ring, merge_lines
 
 _CHUNK_WORDS = 1 << 20
 _KEPT_WORDS = 24 << 20
+_LOOK_WORDS = 1 << 17
 _RENUMBER_AT = 1_000_000_000
 
 
@@ -21,6 +22,7 @@ class _PrefetchOrder:
     def __init__(self, source: AddressRows) -> None:
         self._source = source
         self._rows = max(1, _CHUNK_WORDS // source.width)
+        self._total = source.rows
         self._parts: dict[int, AddressArray] = {}
         self._kept = 0
         self._ends: list[int] = []
@@ -29,7 +31,7 @@ class _PrefetchOrder:
         part = self._parts.get(index)
         if part is None:
             first = index * self._rows
-            flat = self._source.chunk(first, min(first + self._rows, self._source.rows)).reshape(-1)
+            flat = self._source.chunk(first, min(first + self._rows, self._total)).reshape(-1)
             part = flat[flat >= 0]
             if self._kept + len(part) > _KEPT_WORDS:
                 self._parts.clear()
@@ -43,7 +45,7 @@ class _PrefetchOrder:
         parts: list[AddressArray] = []
         index = int(np.searchsorted(self._ends, first, side="right")) if self._ends else 0
         begin = self._ends[index - 1] if index else 0
-        while begin < stop and index * self._rows < self._source.rows:
+        while begin < stop and index * self._rows < self._total:
             part = self._part(index)
             end = begin + len(part)
             if index == len(self._ends):
@@ -124,12 +126,28 @@ class _SharedWindow:
         return at, shifts
 
     def _shift_to(self, address: int) -> int:
-        count = 0
-        while self._newest[address] < self._start:
-            self._start += self._ring.step
-            count += 1
-            self._load()
+        """Shifts until `address`, which the window lacks, is held; what the window passes over is never marked."""
+        ring = self._ring
+        beyond = self._next_line(address) + 1 - (self._start + ring.active)
+        count = -(-beyond // ring.step)
+        self._start += count * ring.step
+        self._load()
         return count
+
+    def _next_line(self, address: int) -> int:
+        """The first ring line from the end of the window on that brings `address`."""
+        ring = self._ring
+        line, look = self._end, max(1, ring.step)
+        while True:
+            place = line % ring.lines
+            count = min(look, ring.lines - place)
+            words = self._order.words(place * ring.per_line, (place + count) * ring.per_line)
+            same = words == address
+            first = int(same.argmax()) if len(words) else 0
+            if len(words) and same[first]:
+                return line + first // ring.per_line
+            line += count
+            look = min(2 * look, max(1, _LOOK_WORDS // ring.per_line))
 
 
 def shared_events(grid: FoldGrid, order: OperandOrder, ring: Ring) -> Iterator[EventChunk]:

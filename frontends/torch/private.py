@@ -65,7 +65,8 @@ def storage_of(tensor: Any) -> Any:
 
 def is_composite(func: Any) -> bool:
     """Whether torch itself takes the op apart before any backend sees it."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(func.name(), "CompositeImplicitAutograd") and not has(func.name(), "CPU")
 
 
 @cache
@@ -299,3 +300,18 @@ def pipeline_patches() -> list[tuple[Any, str, Any]]:
                 one._inference_mode = schedules.InferenceMode.STATIC
 
     return [(schedules._PipelineSchedule, "_warmup_p2p", warm_up)]
+
+
+def dtensor_patches(recorder: Any) -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in): DTensor asks for shapes by running ops on fake tensors, which the step does not launch."""
+    propagator = load("torch.distributed.tensor._sharding_prop").ShardingPropagator
+    original = propagator._propagate_tensor_meta_non_cached
+
+    def propagate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.paused += 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            recorder.paused -= 1
+
+    return [(propagator, "_propagate_tensor_meta_non_cached", propagate)]

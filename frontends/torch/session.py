@@ -48,6 +48,7 @@ class Session:
         if self.axes:
             private.fake_process_group(self.rank, self.world)
             replaced += private.mesh_patches() + private.ddp_patches() + private.pipeline_patches()
+            replaced += private.dtensor_patches(self.recorder)
         with contextlib.ExitStack() as stack:
             if self.axes:
                 stack.callback(private.end_process_group)

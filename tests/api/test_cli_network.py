@@ -58,6 +58,8 @@ def test_a_collective_in_the_calibrated_mode(run: Run, files: Path) -> None:
     assert set(answer) == {"time_s", "low_s", "high_s", "algorithm"}
     assert 0 < answer["low_s"] <= answer["time_s"] <= answer["high_s"]
     assert "over 8 on h100-sxm" in run(*words).out
+    cycles = json.loads(run(*words, "--mode", "astra-sim", "--json").out)
+    assert cycles["cycles_max"] * 1e-9 == pytest.approx(answer["time_s"], rel=0.7)
     assert json.loads(run("collective", "broadcast", "--bytes", 1024, "--on", "h100-sxm:8", "--json").out)["time_s"] > 0
 
 

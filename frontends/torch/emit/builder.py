@@ -138,7 +138,7 @@ class Builder:
 
     def splat(self, value: Any, shape: Sequence[int], dtype: str) -> Val:
         """A tensor whose every element is `value`."""
-        key = (value, type(value) is bool, tuple(shape), dtype)
+        key = (repr(value), tuple(shape), dtype)
         found = self.constants.get(key)
         if found is None:
             found = self.constants[key] = self._splat(value, shape, dtype)
@@ -164,10 +164,7 @@ class Builder:
         if dtype in ("bf16", "f16") or dtype.startswith("f8"):
             return self.convert(self.data(array.astype(np.float32), "f32"), dtype)
         if dtype == "i1":
-            packed = self.ir.DenseElementsAttr.get(
-                np.packbits(array.astype(bool), bitorder="little"), type=self.element("i1"), shape=list(shape)
-            )
-            return self.done(self.hlo.constant(packed), shape, dtype)
+            array = array.astype(np.bool_)
         attribute = self.ir.DenseElementsAttr.get(
             np.ascontiguousarray(array), type=self.element(dtype), shape=list(shape)
         )

@@ -203,7 +203,6 @@ _UNARY = {
     "tan": "tan",
     "tanh": "tanh",
     "sigmoid": "logistic",
-    "abs": "abs",
     "neg": "negate",
     "sign": "sign",
     "sgn": "sign",
@@ -232,6 +231,13 @@ def _unary(name: str) -> Callable[..., Val]:
 
 for _name, _hlo in _UNARY.items():
     emits(f"aten.{_name}")(_unary(_hlo))
+
+
+@emits("aten.abs")
+def absolute(e: Emitter, x: Val) -> Val:
+    if not x.dtype.startswith("c"):
+        return e.unary("abs", e.operand(x))
+    return e.done(e.hlo.abs(x.value), x.shape, "f32" if x.dtype == "c64" else "f64")
 
 
 def _trunc(e: Emitter, x: Val) -> Val:

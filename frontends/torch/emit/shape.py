@@ -219,6 +219,20 @@ def diagonal(e: Emitter, x: Val, offset: int, one: int, two: int) -> Val:
     return e.transpose(picked, [axis for axis in range(picked.rank) if axis != place] + [place])
 
 
+@emits("scatter.diagonal")
+def scatter_diagonal(e: Emitter, x: Val, part: Val, offset: int, one: int, two: int) -> Val:
+    kept = [axis for axis in range(x.rank) if axis != two]
+    place = kept.index(one)
+    order = list(range(part.rank - 1))
+    order.insert(place, part.rank - 1)
+    rows = e.transpose(part, order)
+    start = max(0, -offset)
+    low = [start if axis == place else 0 for axis in range(rows.rank)]
+    high = [x.shape[one] - start - rows.shape[place] if axis == place else 0 for axis in range(rows.rank)]
+    spread = e.broadcast_in_dim(e.pad(rows, e.splat(0, (), x.dtype), low, high), x.shape, kept)
+    return e.select(_mask_diagonal(e, x.shape, offset, one, two), spread, x)
+
+
 @emits("aten.cat", "aten.concat")
 def cat(e: Emitter, parts: list[Val], dim: int = 0) -> Val:
     rank = len(e.out.shape)

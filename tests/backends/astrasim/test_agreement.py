@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stablecast.backends.astrasim import MemoryConfig, NetworkConfig, SystemConfig
-from stablecast.backends.astrasim.config import Implementation, implementation
+from stablecast.backends.astrasim.config import Backend, Implementation, implementation
 from stablecast.backends.astrasim.isolated import Isolated
 from stablecast.backends.astrasim.programs import Programs, RankProgram
 from stablecast.backends.astrasim.replay import Groups, Planner
@@ -104,10 +104,12 @@ def read_back(traces: Sequence[Sequence[Node]], system: SystemConfig, folder: Pa
     return programs
 
 
-def answer(scene: Scene, programs: Sequence[RankProgram], reference: bool) -> list[int] | str:
+def answer(
+    scene: Scene, programs: Sequence[RankProgram], reference: bool, backend: Backend = "congestion_unaware"
+) -> list[int] | str:
     try:
         result = simulate_programs(
-            programs, scene.network, scene.system, MemoryConfig(), scene.groups, reference=reference
+            programs, scene.network, scene.system, MemoryConfig(), scene.groups, backend, reference=reference
         )
     except InputError:
         return "never ends"
@@ -121,6 +123,16 @@ def test_traces(part: int, tmp_path: Path) -> None:
         scene = draw_scene(rng)
         programs = read_back(draw_traces(rng, scene.network.ranks, scene.groups), scene.system, tmp_path)
         assert answer(scene, programs, False) == answer(scene, programs, True), seed
+
+
+def test_traces_on_shared_links(tmp_path: Path) -> None:
+    for seed in range(120):
+        rng = random.Random(seed)
+        scene = draw_scene(rng)
+        if len(scene.network.npus_count) == 1:
+            programs = read_back(draw_traces(rng, scene.network.ranks, scene.groups), scene.system, tmp_path)
+            short = answer(scene, programs, False, "congestion_aware")
+            assert short == answer(scene, programs, True, "congestion_aware"), seed
 
 
 def test_members_that_begin_at_different_times() -> None:

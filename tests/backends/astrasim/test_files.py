@@ -10,6 +10,7 @@ import yaml
 from stablecast.backends.astrasim import (
     MemoryConfig,
     NetworkConfig,
+    ReferenceModel,
     collective_cycles,
     memory_json,
     network_yaml,
@@ -21,7 +22,9 @@ from stablecast.backends.astrasim import (
 from stablecast.backends.astrasim.config import Implementation
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Network, System
+from stablecast.ir.device_program import P2P, Collective
 from stablecast.ir.errors import InputError
+from stablecast.ir.groups import over_axes
 
 
 def test_a_network_file(tmp_path: Path) -> None:
@@ -162,3 +165,24 @@ def test_memory_of_a_system(two_nodes: System) -> None:
     assert remote.bytes_per_ns == pytest.approx(two_nodes.device.host_bytes_per_s.value / 1e9)
     with pytest.raises(InputError, match="one device has no network"):
         network_yaml(replace(two_nodes, count=1, network=Network(())))
+
+
+def test_collectives_of_a_program_in_the_reference(two_nodes: System) -> None:
+    """Over all devices as a world of its own, over fewer as a group, of the sizes that ASTRA-sim's traces carry."""
+    model = ReferenceModel(two_nodes)
+    axes = [("node", 2), ("gpu", 8)]
+    whole = Collective("all_gather", over_axes("mesh", axes, ["node", "gpu"]), 1 << 20, 16 << 20)
+    expected = collective_cycles("all_gather", 1 << 20, model.network, model.config).cycles_max
+    priced = model.estimate(whole)
+    assert priced.time_s == priced.low_s == priced.high_s == pytest.approx(expected * 1e-9)
+    inner = Collective("all_reduce", over_axes("mesh", axes, ["gpu"]), 1 << 20, 1 << 20)
+    expected = collective_cycles("all_reduce", 1 << 20, model.network, model.config, [list(range(8))]).cycles_max
+    assert model.estimate(inner).time_s == pytest.approx(expected * 1e-9)
+    sizes = {"reduce_scatter": 1 << 20, "all_gather": 1 << 17}
+    parts = [Collective(kind, inner.groups, size, 0) for kind, size in sizes.items()]
+    spread = Collective("collective_broadcast", inner.groups, 1 << 20, 1 << 20)
+    assert model.estimate(spread).time_s == pytest.approx(sum(model.estimate(part).time_s for part in parts))
+    message = model.p2p(P2P("send", "node", 1, 0, 1 << 20)).time_s
+    assert message > model.estimate(Collective("collective_permute", inner.groups, 1 << 20, 1 << 20)).time_s > 0
+    with pytest.raises(InputError, match="unknown collective"):
+        model.estimate(Collective("all_redo", inner.groups, 1, 1))

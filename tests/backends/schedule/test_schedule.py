@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stablecast.backends.astrasim import ReferenceModel
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.collectives import CollectiveModel
 from stablecast.backends.device import System
@@ -164,6 +165,20 @@ def test_contention(system: System, comm_s: float) -> None:
     assert any("assumption" in text for text in slowed.assumptions)
 
 
+def test_collectives_share_links(system: System, comm_s: float) -> None:
+    """Two at once take twice as long; one of two that begins t later ends when both messages are through."""
+    apart = ScheduleSettings(comm_streams="program", contention=Contention(0.0, 0.0))
+    body = (reduce_all(stream=1), reduce_all(stream=2), kernel(1, 0, 1))
+    assert schedule(program(*body), costs(), system, settings=apart).time_s == pytest.approx(1 * MS + 2 * comm_s)
+    late = (reduce_all(stream=1), kernel(1), reduce_all(1, stream=2), kernel(1, 0), kernel(1, 2))
+    step = schedule(program(*late), costs(), system, settings=apart)
+    first = 1 * MS + 2 * (comm_s - 1 * MS)
+    assert [one.end_s for one in step.slices if one.name == "all_reduce"] == pytest.approx([first, 2 * comm_s])
+    assert step.time_s == pytest.approx(max(2 * comm_s, first + 1 * MS) + 1 * MS)
+    free = ScheduleSettings(comm_streams="program", contention=Contention(0.0, 0.0, share_links=False))
+    assert schedule(program(*body), costs(), system, settings=free).time_s == pytest.approx(1 * MS + comm_s)
+
+
 def test_contention_that_nothing_meets_changes_nothing(system: System) -> None:
     body = (kernel(1), reduce_all(0), kernel(2, 1), Loop((kernel(3), reduce_all(0), kernel(1, 1)), 9, deps=(2,)))
     plain = schedule(program(*body), costs(), system)
@@ -254,6 +269,14 @@ def test_perfetto_of_nothing_and_into_nowhere(tmp_path: Path, system: System) ->
     assert perfetto_bytes([Slice("r", "s", "n", 0.0, 1.0, "")])
     with pytest.raises(InputError, match="No such file"):
         schedule(program(kernel(1)), costs(), system).to_perfetto(tmp_path / "absent" / "x")
+
+
+def test_collectives_of_the_reference(system: System) -> None:
+    reference = ReferenceModel(system).estimate(reduce_all()).time_s
+    settings = ScheduleSettings(collectives="astra-sim")
+    step = schedule(program(kernel(1), reduce_all(0), kernel(1, 1)), costs(), system, settings=settings)
+    assert step.time_s == pytest.approx(2 * MS + reference)
+    assert any("ASTRA-sim" in text for text in step.assumptions)
 
 
 def test_an_empty_program(system: System) -> None:
