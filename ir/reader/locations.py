@@ -11,7 +11,8 @@ class LocationReader:
     """Decodes locations, each distinct one once.
 
     The outermost name of a location is the scope; names below it are the functions of the call stack, whose
-    innermost frame outside of installed packages gives file and line. `source`: name of the module, for places in its own text.
+    innermost frame outside of installed packages gives file and line. `source`: name of the module, for places in its
+    own text.
     """
 
     def __init__(self, source: str) -> None:

@@ -61,7 +61,9 @@ def test_scopes_reach_the_kernel_table(examples: Path) -> None:
 
 def test_a_sharded_example_is_partitioned_and_priced_with_its_collectives(examples: Path) -> None:
     """FSDP over 4 devices: the matrix work of one device stays that of its own sequence; weights are gathered."""
-    options = Options(arguments=ArgumentOptions(settings=["layers=2", "d_model=256", "vocab=1024", "seq=256", "fsdp=4"]))
+    options = Options(
+        arguments=ArgumentOptions(settings=["layers=2", "d_model=256", "vocab=1024", "seq=256", "fsdp=4"])
+    )
     session = Session(f"{examples}/llama.py:train_step", options)
     prediction = session.predict("a100-sxm-40gb:4")
     kinds = {collective.kind for collective in prediction.collectives}

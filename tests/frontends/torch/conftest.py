@@ -94,7 +94,9 @@ def training(execute: Callable[..., dict[str, Any]], error_of: Callable[[Any, An
     torch = pytest.importorskip("torch", reason="torch is an optional extra")
     from stablecast.frontends.torch import capture_torch
 
-    def run(build: Callable[..., Any], step: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[Any, dict[str, float]]:
+    def run(
+        build: Callable[..., Any], step: Callable[..., Any], inputs: tuple[Any, ...]
+    ) -> tuple[Any, dict[str, float]]:
         def with_gradients(model: Any, optimizer: Any, *batch: Any) -> Any:
             loss = step(model, optimizer, *batch)
             return loss, {name: param.grad for name, param in model.named_parameters()}

@@ -20,7 +20,9 @@ def grads(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def conv(shape: tuple[int, ...], kernel: tuple[int, ...], function: Callable[..., Any] = F.conv2d, **options: Any) -> Any:
+def conv(
+    shape: tuple[int, ...], kernel: tuple[int, ...], function: Callable[..., Any] = F.conv2d, **options: Any
+) -> Any:
     return grads(lambda x, w: function(x, w, **options)), (shape, kernel)
 
 
@@ -70,7 +72,9 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "powers": lambda x: (x.abs().pow(2.5), x.pow(3), x.abs().pow(-0.5), 2.0**x),
     "compare": lambda x: ((x > 0).sum(), (x > 0).any(1), (x == x).all()),
     "clamp": lambda x: (x.clamp(-0.5, 0.5), x.clamp(min=torch.zeros(6)), torch.nan_to_num(x / 0)),
-    "complex": lambda x: torch.view_as_real(torch.view_as_complex(x.reshape(2, 4, 3, 2)) * torch.polar(x[..., :3], x[..., :3])),
+    "complex": lambda x: torch.view_as_real(
+        torch.view_as_complex(x.reshape(2, 4, 3, 2)) * torch.polar(x[..., :3], x[..., :3])
+    ),
     "fft": lambda x: torch.fft.rfft(x).abs(),
     "histc": lambda x: torch.histc(x, 5, -1.0, 1.0),
     "group_norm": lambda x: F.group_norm(x, 2),

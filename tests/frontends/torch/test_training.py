@@ -57,7 +57,9 @@ def test_llama(training: Callable[..., Any], example: Callable[[str], Any]) -> N
     assert "aten._fused_rms_norm" in names
 
 
-def test_llama_with_grouped_heads_and_recomputation(training: Callable[..., Any], example: Callable[[str], Any]) -> None:
+def test_llama_with_grouped_heads_and_recomputation(
+    training: Callable[..., Any], example: Callable[[str], Any]
+) -> None:
     llama = example("torch_llama")
     config = llama.Config(layers=1, kv_heads=2, recompute=True)
     workload = check(training, sgd(llama.build, size=config), llama.step, llama.inputs(2, 32))
@@ -243,7 +245,8 @@ def test_a_plain_module_and_a_compiled_one() -> None:
 
 def test_a_model_that_fits_no_memory_is_never_allocated() -> None:
     workload = capture_module(
-        lambda: torch.nn.Linear(1 << 20, 1 << 20, dtype=torch.bfloat16), torch.empty(1, 1 << 20, dtype=torch.bfloat16, device="meta")
+        lambda: torch.nn.Linear(1 << 20, 1 << 20, dtype=torch.bfloat16),
+        torch.empty(1, 1 << 20, dtype=torch.bfloat16, device="meta"),
     )
     assert workload.args[0].type.nbytes == 1 << 41
 
