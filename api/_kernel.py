@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ _RESULTS = ("time_s", "low_s", "high_s", "basis")
 
 @dataclass(frozen=True, slots=True)
 class KernelAnswer:
-    """Seconds of one kernel, where they come from and what limits it."""
+    """Seconds of one kernel, where they come from, what limits it, and what its backend says beside (`detail`)."""
 
     time_s: float
     low_s: float
@@ -30,8 +30,10 @@ class KernelAnswer:
     bound: str
     shape: str
     device: str
+    detail: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def to_dict(self) -> dict[str, Any]:
+        extra = {"detail": dict(self.detail)} if self.detail else {}
         return {
             "schema": 1,
             "time_s": self.time_s,
@@ -41,6 +43,7 @@ class KernelAnswer:
             "bound": self.bound,
             "shape": self.shape,
             "device": self.device,
+            **extra,
         }
 
     def __str__(self) -> str:
@@ -79,7 +82,8 @@ def kernel_time(kind: str, sizes: Mapping[str, int | str], on: str, dtype: str, 
     """The time of one kernel of `kind` on device `on`. Raises `InputError` for wrong names and sizes."""
     device = Catalogue().resolve(on).device
     row = kernel_row(kind, device, dtype, **sizes)
-    estimates = price(KernelTable.of([row]), device, parse_choice(backend)).estimates
+    priced = price(KernelTable.of([row]), device, parse_choice(backend))
+    estimates = priced.estimates
     return KernelAnswer(
         float(estimates.time_s[0]),
         float(estimates.low_s[0]),
@@ -88,6 +92,7 @@ def kernel_time(kind: str, sizes: Mapping[str, int | str], on: str, dtype: str, 
         str(estimates.bound[0]),
         f"{kind} {row.shape}",
         device.name,
+        priced.detail_of(0),
     )
 
 

@@ -18,7 +18,8 @@ SCHEMA = 1
 class KernelTime:
     """Equal kernels of one scope: `count` runs in a step; times of all of them together, seconds.
 
-    `basis`: where the time comes from (a `Source`), `backend`: who said it. `bound`: what limits it.
+    `basis`: where the time comes from (a `Source`), `backend`: who said it. `bound`: what limits it. `detail`: what
+    that backend says beside, of one run: cycles, utilisation, mapping efficiency, ... of systolic arrays.
     """
 
     klass: str
@@ -34,8 +35,10 @@ class KernelTime:
     backend: str = ""
     matmul_flops: float = 0
     nbytes: float = 0
+    detail: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def to_dict(self) -> dict[str, Any]:
+        extra = {"detail": dict(self.detail)} if self.detail else {}
         return {
             "class": self.klass,
             "scope": self.scope,
@@ -48,6 +51,7 @@ class KernelTime:
             "shape": self.shape,
             "bound": self.bound,
             "backend": self.backend,
+            **extra,
         }
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stablecast.backends.device import Device, System
-from stablecast.backends.estimates import Estimates
 from stablecast.backends.prediction import CollectiveTime, KernelTime, Prediction
 from stablecast.backends.pricing import Priced, price
 from stablecast.backends.registry import Choice
@@ -125,10 +124,7 @@ def kernel_times(table: KernelTable, runs: Sequence[KernelRuns], priced: Priced)
         held = labels.setdefault(key, [])
         if len(held) < 2 and label not in held:
             held.append(label)
-    result = [
-        _kernel_time(table, key, counts[key], labels[key], priced.estimates, str(priced.backend[key[0]]))
-        for key in counts
-    ]
+    result = [_kernel_time(table, key, counts[key], labels[key], priced) for key in counts]
     return tuple(sorted(result, key=lambda kernel: -kernel.time_s))
 
 
@@ -137,10 +133,10 @@ def _kernel_time(
     key: tuple[int, str, str],
     count: float,
     labels: list[str],
-    estimates: Estimates,
-    backend: str,
+    priced: Priced,
 ) -> KernelTime:
     number, group, source = key
+    estimates = priced.estimates
     row = table.rows[number]
     return KernelTime(
         klass=str(row.klass),
@@ -153,9 +149,10 @@ def _kernel_time(
         basis=str(estimates.source[number]),
         shape=row.shape,
         bound=str(estimates.bound[number]),
-        backend=backend,
+        backend=str(priced.backend[number]),
         matmul_flops=row.matmul_flops * count,
         nbytes=(row.bytes_read + row.bytes_written) * count,
+        detail=priced.detail_of(number),
     )
 
 

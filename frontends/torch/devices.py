@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stablecast.frontends.torch import private
 from stablecast.frontends.torch.places import in_library, user_frame
 from stablecast.frontends.torch.private import DATA_DEPENDENT, TorchFunctionMode, torch
 from stablecast.frontends.torch.streams import Timeline, classes, stream_context
@@ -141,7 +142,26 @@ class Rewriter(TorchFunctionMode):
         x, shape, weight, eps = _bound(args, kwargs, ("input", "normalized_shape", "weight", "eps"))
         if type(x).__name__ == "DTensor" or (weight is not None and weight.dtype != x.dtype):
             return func(*args, **kwargs)
-        return torch.ops.aten._fused_rms_norm(x, shape, weight, eps)[0]
+        return FusedRMSNorm.apply(x, weight, list(shape), eps)
+
+
+class FusedRMSNorm(torch.autograd.Function):
+    """`_fused_rms_norm` as CUDA runs it: one op each way, where the CPU would take it apart."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, shape: list[int], eps: float | None) -> Any:
+        with private.below_autograd():
+            out, inverse = torch.ops.aten._fused_rms_norm(x, shape, weight, eps)
+        ctx.save_for_backward(x, weight, inverse)
+        ctx.shape = shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, weight, inverse = ctx.saved_tensors
+        mask = [ctx.needs_input_grad[0], weight is not None and ctx.needs_input_grad[1]]
+        gx, gw = torch.ops.aten._fused_rms_norm_backward(grad, x, ctx.shape, inverse, weight, mask)
+        return gx, gw, None, None
 
 
 def _bound(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str, ...]) -> list[Any]:

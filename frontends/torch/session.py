@@ -71,10 +71,10 @@ class Session:
         return load("torch.utils._pytree").tree_map(self._fake, held)
 
     def _fake(self, leaf: Any) -> Any:
-        if isinstance(leaf, FakeTensor):
-            return leaf
         if isinstance(leaf, torch.Tensor):
-            return self.fake_mode.from_tensor(leaf)
+            if leaf.device.type == "meta":
+                return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
+            return leaf if isinstance(leaf, FakeTensor) else self.fake_mode.from_tensor(leaf)
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
             name = str(getattr(leaf.dtype, "name", leaf.dtype)).removeprefix("torch.")
             return torch.empty(tuple(leaf.shape), dtype=getattr(torch, name))
