@@ -17,6 +17,7 @@ from stablecast.ir.chakra.algorithms import CollectiveAlgorithm, read_algorithm
 from stablecast.ir.errors import InputError
 from stablecast.ir.workload import Role, Workload
 from stablecast.lowering.chakra import EmitOptions, EmitReport, MemoryNodes, Order, RolePart, Target, emit
+from stablecast.lowering.partition.stages import stage_roles
 
 _Choice = TypeVar("_Choice", Target, MemoryNodes, Order)
 
@@ -89,8 +90,9 @@ def write_chakra(
     if system is not None:
         files = _astra_sim(system, chosen)
         timed = [_timed(part, system, settings) for part in parts]
-        notes["prediction"] = _predictions(parts, system, settings, session.name)
+        notes["prediction"] = _predictions(_staged(parts), system, settings, session.name)
         parts = [replace(part, durations_s=None) for part in parts] if chosen.roofline else timed
+    parts = _staged(parts)
     rate = system.device.hbm_bytes_per_s.value if system else None
     emitted = _emit_options(chosen, session.options.conventions.loops, rate)
     return emit(parts, None, out, ranks=ranks, options=emitted, files=files, notes=notes)
@@ -105,6 +107,15 @@ def _parts(session: Session, system: System | None) -> list[RolePart]:
         program = session.lowered_alone() if system is None else session.device_program(system.device)
         return [RolePart("main", program)]
     return [_role_part(session, workload, role, system) for role in workload.roles]
+
+
+def _staged(parts: list[RolePart]) -> list[RolePart]:
+    """A program of all ranks with a pipeline in it as one part a stage, else `parts`."""
+    whole = parts[0]
+    if len(parts) > 1 or whole.coords or whole.ranks:
+        return parts
+    stages = [replace(whole, name=role.name, coords=role.coords) for role in stage_roles(whole.program, whole.name)]
+    return stages or parts
 
 
 def _platform(system: System) -> str:
@@ -131,7 +142,9 @@ def _timed(part: RolePart, system: System, settings: Settings) -> RolePart:
 
 def _predictions(parts: list[RolePart], system: System, settings: Settings, name: str) -> dict[str, object]:
     """What the manifest says of the prediction that the durations are from."""
-    made = {part.name: predict_device_program(part.program, system, settings, name) for part in parts}
+    programs = {id(part.program): part.program for part in parts}
+    known = {key: predict_device_program(program, system, settings, name) for key, program in programs.items()}
+    made = {part.name: known[id(part.program)] for part in parts}
     first = next(iter(made.values()))
     return {
         "system": first.system,

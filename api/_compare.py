@@ -154,7 +154,8 @@ class Comparison:
     def to_csv(self) -> str:
         """The rows as CSV."""
         out = io.StringIO()
-        writer = csv.DictWriter(out, list(_COLUMNS), lineterminator="\n")
+        columns: list[str] = list(_COLUMNS)
+        writer = csv.DictWriter(out, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self._records())
         return out.getvalue()

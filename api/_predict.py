@@ -28,6 +28,7 @@ from stablecast.ir.workload import Workload
 from stablecast.lowering import program_cache
 from stablecast.lowering.device import Target, lower
 from stablecast.lowering.partition import partition
+from stablecast.lowering.partition.stages import stage_note
 from stablecast.lowering.products import PLAIN_ARITHMETIC, TF32_ARITHMETIC, TPU_ARITHMETIC, Arithmetic
 
 CACHE_FROM_BYTES = 65536
@@ -238,6 +239,9 @@ class Session:
         if len(roles) > 1:
             note = f"{len(roles)} roles, this is the slowest ({name}); waiting for the others is not counted"
             made = replace(made, assumptions=(*made.assumptions, note))
+        stages = stage_note(roles[name], self.options.conventions.loops)
+        if stages:
+            made = replace(made, assumptions=(*made.assumptions, stages))
         native = platform_of(system.device)
         if program.platform and program.platform != native:
             note = f"the module was lowered for {program.platform}, not for {native}"

@@ -175,7 +175,8 @@ def _collective_record(collective: CollectiveTime) -> dict[str, Any]:
 
 def prediction_csv(prediction: Prediction) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(FRAME_COLUMNS), lineterminator="\n")
+    columns: list[str] = list(FRAME_COLUMNS)
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(prediction_records(prediction))
     return out.getvalue()

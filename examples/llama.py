@@ -1,6 +1,7 @@
 """One training step of a Llama-3-style decoder, in plain JAX.
 
     stablecast predict examples/llama.py:train_step --set size=100m --on h100-sxm
+    stablecast chakra examples/llama.py:step --set layers=80 --set d_model=8192 --mesh dp=64,tp=8,pp=4 -o traces/step
     python examples/llama.py
 
 The sizes 100m to 3b are names, not parameter counts: heads are 128 wide and there is one for every 64 features, so
@@ -8,11 +9,13 @@ attention works at twice the model width. The embedding is a one-hot product, at
 parameters and AdamW's moments share one dtype, and each layer keeps the outputs of its weight products only, so that
 the two attention products run again in the backward pass.
 
-Everything the step must know is in the shapes and the structure of its arguments.
+Everything the step must know is in the shapes and the structure of its arguments. A batch with a leading dimension of
+micro-batches goes through a pipeline of stages (GPipe): all micro-batches forward, then all backward.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -47,6 +50,7 @@ BETA1, BETA2, ADAM_EPS, WEIGHT_DECAY = 0.9, 0.95, 1e-8, 0.1
 
 NORMS = ("attention_norm", "mlp_norm", "final_norm")
 BATCH_AXES = ("data", "fsdp")
+STAGES = "pipeline"
 
 
 def make_args(
@@ -62,26 +66,33 @@ def make_args(
     fsdp: int = 1,
     tensor: int = 1,
     pipeline: int = 1,
+    microbatches: int | None = None,
     dtype: str = "bf16",
+    dp: int | None = None,
+    tp: int | None = None,
+    pp: int | None = None,
 ) -> tuple[Tree, Tree]:
     """The arguments of `train_step` as shapes: `(state, batch)`.
 
     Args:
         size: one of `SIZES`; `layers`, `d_model` and `heads` override what it says.
-        batch: sequences over all devices; one per data-parallel device unless given.
+        batch: sequences over all devices; one per data-parallel device and micro-batch unless given.
         seq: tokens in a sequence.
         vocab: rows of the embedding and columns of the logits.
         scan: stack the layers' parameters and loop over them instead of unrolling.
         data, fsdp, tensor, pipeline: devices along each mesh axis. The batch is split over data and fsdp, every matrix
             over fsdp on its model width and over tensor on its heads, its mlp width or its vocabulary, and the layers,
             which are then stacked, over pipeline. With one device nothing carries a sharding.
+        microbatches: parts of the batch that follow each other through the pipeline; two a stage unless given.
         dtype: `bf16` or `f32`, of parameters, moments and activations.
+        dp, tp, pp: data, tensor and pipeline by their short names.
 
     Raises:
         ValueError: an unknown size or dtype, or a dimension that its mesh axes do not divide.
     """
     width, depth = _lookup("size", size, SIZES)
     width = width if d_model is None else d_model
+    data, tensor, pipeline = dp or data, tp or tensor, pp or pipeline
     mesh = _mesh(data=data, fsdp=fsdp, tensor=tensor, pipeline=pipeline)
     params = _params(
         partial(_leaf, mesh, _lookup("dtype", dtype, DTYPES)),
@@ -98,8 +109,7 @@ def make_args(
         "adam": {"count": count, "mu": params, "nu": params},
         "schedule": {"count": count},
     }
-    sequences = data * fsdp if batch is None else batch
-    tokens = _leaf(mesh, jnp.int32, (sequences, seq), BATCH_AXES)
+    tokens = _tokens(mesh, batch, seq, microbatches)
     fields = ("inputs", "positions", "segments", "targets", "target_segments")
     return state, dict.fromkeys(fields, tokens)
 
@@ -136,7 +146,7 @@ def loss_fn(params: Tree, batch: Tree) -> Array:
     x = decoder(params["layers"], x, batch["positions"], batch["segments"])
     with stablecast.region("logits"):
         x = rms_norm(x, params["final_norm"])
-        logits = jnp.einsum("btd,dv->btv", x, params["logits"])
+        logits = jnp.einsum("...d,dv->...v", x, params["logits"])
     with stablecast.region("loss"):
         return cross_entropy(logits, batch["targets"], batch["target_segments"] != 0)
 
@@ -144,13 +154,15 @@ def loss_fn(params: Tree, batch: Tree) -> Array:
 def embed(embedding: Array, tokens: Array) -> Array:
     """Rows of the embedding, looked up by a product with one-hot vectors."""
     with stablecast.region("embed"):
-        x = jnp.einsum("btv,vd->btd", one_hot(tokens, embedding.shape[0], embedding.dtype), embedding)
+        x = jnp.einsum("...v,vd->...d", one_hot(tokens, embedding.shape[0], embedding.dtype), embedding)
         return _split_batch(x)
 
 
 def decoder(layers: Tree, x: Array, positions: Array, segments: Array) -> Array:
     """All layers: unrolled when `layers` is a list, a loop when it is one layer with stacked parameters."""
     policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    if positions.ndim == 3:
+        return pipelined(layers, x, positions, segments)
     if isinstance(layers, list):
         unrolled = jax.checkpoint(block, policy=policy)
         for i, layer in enumerate(layers):
@@ -161,6 +173,35 @@ def decoder(layers: Tree, x: Array, positions: Array, segments: Array) -> Array:
     looped = jax.checkpoint(block, policy=policy, prevent_cse=False)
     with stablecast.region("layers"):
         return lax.scan(lambda x, layer: (looped(layer, x, positions, segments), None), x, layers)[0]
+
+
+def pipelined(layers: Tree, x: Array, positions: Array, segments: Array) -> Array:
+    """`decoder` for micro-batches, the stacked layers split over the stages of the mesh that they carry.
+
+    The data axis is written by hand as well, so that gradients are summed over it once and not for every micro-batch.
+    """
+    mesh = jax.typeof(x).sharding.mesh
+    stages = mesh.shape[STAGES]
+    stacked, split = PartitionSpec(STAGES), PartitionSpec(STAGES, "data")
+    mapped = partial(jax.shard_map, mesh=mesh, axis_names={STAGES, "data"}, check_vma=False)
+
+    @partial(mapped, in_specs=(stacked, split, split, split, stacked), out_specs=split)
+    def run(layers: Tree, x: Array, positions: Array, segments: Array, stage: Array) -> Array:
+        x, positions, segments = (lax.all_gather(part, STAGES, tiled=True) for part in (x, positions, segments))
+        count = len(x)
+
+        def tick(received: Array, time: Array) -> tuple[Array, Array]:
+            own = jnp.clip(time - stage[0], 0, count - 1)
+            entering = jnp.where(stage[0] == 0, x[own], received)
+            left = decoder(layers, entering, positions[own], segments[own])
+            with stablecast.region("next_stage"):
+                return lax.ppermute(left, STAGES, [(i, i + 1) for i in range(stages - 1)]), left
+
+        _, left = lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(count + stages - 1))
+        done = jnp.where(stage[0] == stages - 1, left[stages - 1 :], 0)
+        return lax.psum_scatter(done, STAGES, scatter_dimension=0, tiled=True)
+
+    return run(layers, x, positions, segments, jnp.arange(stages))
 
 
 def block(layer: Tree, x: Array, positions: Array, segments: Array) -> Array:
@@ -297,18 +338,32 @@ def _layer(leaf: Leaf, width: int, heads: int) -> Tree:
 
 
 def _stack(leaf: Leaf, layers: int, shape: tuple[int, ...], *axes: Any) -> jax.ShapeDtypeStruct:
-    return leaf((layers, *shape), "pipeline", *axes)
+    return leaf((layers, *shape), STAGES, *axes)
 
 
 def _leaf(mesh: AbstractMesh | None, dtype: Any, shape: tuple[int, ...], *axes: Any) -> jax.ShapeDtypeStruct:
     if mesh is None:
         return jax.ShapeDtypeStruct(shape, dtype)
-    sharding = NamedSharding(mesh, PartitionSpec(*axes))
-    try:
-        sharding.shard_shape(shape)
-    except ValueError as error:
-        raise ValueError(f"mesh {dict(mesh.shape)} does not divide shape {shape} split over {axes}") from error
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    sizes = dict(mesh.shape)
+    for size, names in zip(shape, axes, strict=False):
+        parts = math.prod(sizes[name] for name in ((names,) if isinstance(names, str) else names or ()))
+        if size % parts:
+            raise ValueError(f"mesh {sizes} does not divide shape {shape} split over {axes}: {size} by {parts}")
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+def _tokens(mesh: AbstractMesh | None, batch: int | None, seq: int, microbatches: int | None) -> jax.ShapeDtypeStruct:
+    sizes = {} if mesh is None else dict(mesh.shape)
+    stages, devices = sizes.get(STAGES, 1), sizes.get("data", 1) * sizes.get("fsdp", 1)
+    if stages == 1:
+        if microbatches not in (None, 1):
+            raise ValueError(f"{microbatches} micro-batches need a pipeline of more than one stage")
+        return _leaf(mesh, jnp.int32, (devices if batch is None else batch, seq), BATCH_AXES)
+    count = 2 * stages if microbatches is None else microbatches
+    sequences = devices * count if batch is None else batch
+    if sequences % count or count % stages:
+        raise ValueError(f"{sequences} sequences, {count} micro-batches, {stages} stages: each must divide the one before")
+    return _leaf(mesh, jnp.int32, (count, sequences // count, seq), STAGES, BATCH_AXES)
 
 
 def _mesh(**axes: int) -> AbstractMesh | None:
@@ -321,7 +376,9 @@ def _split_batch(x: Array) -> Array:
     mesh = jax.typeof(x).sharding.mesh
     if mesh.empty:
         return x
-    return lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(BATCH_AXES)))
+    free = tuple(axis for axis in BATCH_AXES if axis not in mesh.manual_axes)
+    axes = (STAGES, free) if x.ndim == 4 else (free,)
+    return lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
 
 
 def _lookup(what: str, name: str, known: dict[str, Any]) -> Any:
@@ -348,15 +405,15 @@ def init(state: Tree, seed: int = 0) -> Tree:
 
 def random_batch(batch: Tree, vocab: int, seed: int = 0) -> Tree:
     """Random tokens, each sequence one segment, shaped like the batch of `make_args`."""
-    sequences, length = batch["inputs"].shape
-    tokens = np.random.default_rng(seed).integers(vocab, size=(sequences, length + 1))
-    positions = np.broadcast_to(np.arange(length), (sequences, length))
-    segments = np.ones((sequences, length))
+    *sequences, length = batch["inputs"].shape
+    tokens = np.random.default_rng(seed).integers(vocab, size=(*sequences, length + 1))
+    positions = np.broadcast_to(np.arange(length), (*sequences, length))
+    segments = np.ones((*sequences, length))
     fields = {
-        "inputs": tokens[:, :-1],
+        "inputs": tokens[..., :-1],
         "positions": positions,
         "segments": segments,
-        "targets": tokens[:, 1:],
+        "targets": tokens[..., 1:],
         "target_segments": segments,
     }
     return {name: jnp.asarray(values, jnp.int32) for name, values in fields.items()}

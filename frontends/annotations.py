@@ -15,9 +15,9 @@ ATTRIBUTE = "__stablecast__"
 class Annotation:
     """What `@workload` says of a function.
 
-    `args`: positional arguments, or a factory of them whose keyword parameters `--set` may fill; values or anything
-    with a shape and dtype. `kwargs`: keyword arguments, or a factory. `static`: names of parameters that are compile
-    time constants. `mesh`: axis name -> size.
+    `args`: positional arguments, or a factory of them whose keyword parameters `--set` may fill, and `--mesh` where
+    they name an axis; values or anything with a shape and dtype. `kwargs`: keyword arguments, or a factory. `static`:
+    names of parameters that are compile time constants. `mesh`: axis name -> size.
     """
 
     args: Sequence[Any] | Callable[..., Any] | None = None
@@ -53,7 +53,8 @@ def workload(
     """Tie example arguments to a step function, for `stablecast predict script.py:function` and `stablecast run`.
 
     `args`, `kwargs`: values, `jax.ShapeDtypeStruct`s, or a function that makes them; keyword parameters of that
-    function can be set by `--set`. `static`: parameters that are compile-time constants. `mesh`: axis -> size.
+    function can be set by `--set` and, where they name mesh axes, by `--mesh`. `static`: parameters that are
+    compile-time constants. `mesh`: axis -> size.
 
     The function itself comes back, marked; called, traced or compiled it behaves as before.
     """

@@ -10,6 +10,7 @@ import numpy as np
 
 from stablecast.frontends.chakra_foreign import read_foreign
 from stablecast.frontends.chakra_loops import Item, gather_loops
+from stablecast.ir.attributes import Shift
 from stablecast.ir.chakra import CollectiveType, Node, NodeType, TraceFiles, TraceReader, find_traces
 from stablecast.ir.chakra.program_file import (
     collective_of_json,
@@ -164,7 +165,7 @@ class _OwnReader:
         items: list[Item] = []
         place: dict[int, tuple[int, ...]] = {}
         merged: dict[int, int] = {}
-        pending: int | None = None
+        pending: tuple[int, object] | None = None
         for node in TraceReader(self._path):
             try:
                 deps = sorted({at for dep in node.data_deps for at in place[dep]})
@@ -177,8 +178,8 @@ class _OwnReader:
                     items.append(self._item(self._expanded[expands], node, deps))
                 place[node.id] = (at,)
                 continue
-            if pending is not None and node.type == NodeType.COMM_RECV:
-                place[node.id], pending = (pending,), None
+            if pending is not None and node.type == NodeType.COMM_RECV and node.value("comm_tag") == pending[1]:
+                place[node.id], pending = (pending[0],), None
                 continue
             made = self._made(node)
             if made is None:
@@ -186,7 +187,9 @@ class _OwnReader:
                 continue
             items.append(self._item(made, node, deps))
             place[node.id] = (len(items) - 1,)
-            pending = len(items) - 1 if isinstance(made, Collective) and node.type == NodeType.COMM_SEND else None
+            pending = None
+            if isinstance(made, Collective) and node.type == NodeType.COMM_SEND:
+                pending = len(items) - 1, node.value("comm_tag")
         return items
 
     def _item(self, made: Kernel | Collective | P2P, node: Node, deps: Sequence[int]) -> Item:
@@ -241,7 +244,13 @@ class _OwnReader:
             _number(node, "stream", 1),
             _text(node, "scope"),
             merged=_number(node, "merged", 1),
+            shift=_shift(node) if kind == "collective_permute" else None,
         )
+
+
+def _shift(node: Node) -> Shift | None:
+    by = node.value("shift")
+    return Shift(_text(node, "shift_axis"), by, bool(_number(node, "cyclic", 1))) if isinstance(by, int) else None
 
 
 def _number(node: Node, name: str, absent: int | None = None) -> int:

@@ -145,6 +145,8 @@ _STDLIB = str(Path(inspect.__file__).resolve().parent)
 def _hint(error: Exception) -> str:
     if "is not divisible" in str(error) or "evenly" in str(error):
         return "choose a mesh whose axes divide the sharded dimensions"
+    if "not found in mesh" in str(error):
+        return "name the axes of --mesh as the program does"
     return ""
 
 

@@ -21,10 +21,11 @@ from stablecast.ir.workload import Workload
 
 @dataclass(slots=True)
 class CallArguments:
-    """Positional and keyword arguments of a call."""
+    """Positional and keyword arguments of a call. `taken`: axes of `--mesh` that the factory of these was given."""
 
     args: list[Any] = field(default_factory=list[Any])
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    taken: set[str] = field(default_factory=set[str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,9 @@ def capture_script(
     """The workload of `script.py:function`.
 
     Arguments come from `@stablecast.workload` on the function, then from `--args`, then from `--arg`; each later one
-    replaces what an earlier one gave. Raises `InputError` for a missing script or function, a script that raises, and
-    a function whose arguments nobody gave.
+    replaces what an earlier one gave. Axes of `mesh` that are keyword parameters of the factory of the arguments are
+    set on it, the others are those of an abstract mesh. Raises `InputError` for a missing script or function, a script
+    that raises, a function whose arguments nobody gave, and an axis that arguments on a mesh of their own do not have.
     """
     path, _, name = _split(text)
     if not name:
@@ -69,14 +71,15 @@ def capture_script(
     function = find_function(module, name, path)
     annotation = annotation_of(function) or Annotation()
     with quiet_output(), user_code(f"the arguments of {name}"):
-        call = arguments_for(function, name, path, annotation, options)
+        call = arguments_for(function, name, path, annotation, options, mesh or {})
+    rest = _axes_left(call, mesh or {}, name)
     return capture_jax(
         function,
         call.args,
         call.kwargs,
         platform=platform,
         static=annotation.static,
-        mesh=mesh or annotation.mesh,
+        mesh=rest or annotation.mesh,
         source=f"{path}:{name}",
     )
 
@@ -121,14 +124,19 @@ def find_function(module: ModuleType, name: str, path: str) -> Callable[..., Any
 
 
 def arguments_for(
-    function: Callable[..., Any], name: str, path: str, annotation: Annotation, options: ArgumentOptions
+    function: Callable[..., Any],
+    name: str,
+    path: str,
+    annotation: Annotation,
+    options: ArgumentOptions,
+    mesh: Mapping[str, int],
 ) -> CallArguments:
     """The arguments of `function` by the rules of `capture_script`."""
     settings = options.values()
     call = CallArguments()
-    used = _from_annotation(annotation, settings, call, name)
+    used = _from_annotation(annotation, settings, mesh, call, name)
     if options.args:
-        used = _from_factory(options.args, settings, call) or used
+        used = _from_factory(options.args, settings, mesh, call) or used
     arrays = {key: _shape_struct(value) for key, value in parse_arrays(options.arrays).items()}
     if arrays:
         _place(function, name, arrays, call)
@@ -140,31 +148,75 @@ def arguments_for(
     return call
 
 
-def _from_annotation(annotation: Annotation, settings: dict[str, Any], call: CallArguments, name: str) -> bool:
+def _from_annotation(
+    annotation: Annotation, settings: dict[str, Any], mesh: Mapping[str, int], call: CallArguments, name: str
+) -> bool:
     used = False
     if callable(annotation.args):
-        _take(call_factory(annotation.args, settings, f"the argument factory of {name}"), call)
+        given = {**settings, **_axes_of(annotation.args, settings, mesh, call)}
+        _take(call_factory(annotation.args, given, f"the argument factory of {name}"), call)
         used = True
     elif annotation.args is not None:
         _take(annotation.args, call)
     if callable(annotation.kwargs):
         own = inspect.signature(annotation.kwargs).parameters
-        call.kwargs.update(annotation.kwargs(**{key: value for key, value in settings.items() if key in own}))
+        given = {**settings, **_axes_of(annotation.kwargs, settings, mesh, call)}
+        call.kwargs.update(annotation.kwargs(**{key: value for key, value in given.items() if key in own}))
         used = True
     elif annotation.kwargs is not None:
         call.kwargs.update(annotation.kwargs)
     return used
 
 
-def _from_factory(text: str, settings: dict[str, Any], call: CallArguments) -> bool:
+def _from_factory(text: str, settings: dict[str, Any], mesh: Mapping[str, int], call: CallArguments) -> bool:
     path, _, name = _split(text)
     if not name:
         raise InputError(f"--args '{text}' names no function", "write --args model.py:make_args")
     factory = find_function(load_module(Path(path)), name, path)
     call.args.clear()
     call.kwargs.clear()
-    _take(call_factory(factory, settings, f"{path}:{name}"), call)
+    call.taken.clear()
+    given = {**settings, **_axes_of(factory, settings, mesh, call)}
+    _take(call_factory(factory, given, f"{path}:{name}"), call)
     return True
+
+
+def _axes_of(
+    factory: Callable[..., Any], settings: Mapping[str, Any], mesh: Mapping[str, int], call: CallArguments
+) -> dict[str, int]:
+    """The axes of `mesh` that are keyword parameters of `factory`. Raises `InputError` for one that --set gives too."""
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(factory).parameters
+    own = {axis: size for axis, size in mesh.items() if axis in parameters and parameters[axis].kind in by_keyword}
+    for axis, size in own.items():
+        if settings.get(axis, size) != size:
+            raise InputError(f"--mesh says {axis}={size}, --set says {axis}={settings[axis]}")
+    call.taken.update(own)
+    return own
+
+
+def _axes_left(call: CallArguments, mesh: Mapping[str, int], name: str) -> dict[str, int]:
+    """The axes of `mesh` for an abstract mesh. Arguments on a mesh of their own need none, but must have these axes."""
+    rest = {axis: size for axis, size in mesh.items() if axis not in call.taken}
+    own = _own_axes([call.args, call.kwargs]) if rest else {}
+    for axis, size in rest.items():
+        if own and own.get(axis) != size:
+            has = ",".join(f"{label}={extent}" for label, extent in own.items())
+            raise InputError(
+                f"--mesh {axis}={size} fits neither a parameter of the factory of the arguments of {name} nor the mesh "
+                f"that they are on ({has})"
+            )
+    return {} if own else rest
+
+
+def _own_axes(arguments: Sequence[Any]) -> dict[str, int]:
+    """Axes of the meshes that arguments carry."""
+    import jax
+
+    leaves: list[Any] = jax.tree.leaves(arguments)
+    shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+    meshes = [held.mesh for held in shardings if isinstance(held, jax.sharding.NamedSharding)]
+    return {axis: size for mesh in dict.fromkeys(meshes) for axis, size in mesh.shape.items()}
 
 
 def _take(given: Any, call: CallArguments) -> None:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stablecast.ir.dtypes import dtype
 from stablecast.ir.errors import InputError
@@ -200,7 +200,7 @@ def _read_launch(held: dict[str, Any]) -> Launch:
 
 
 def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    return tuple(map(_tuples, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
 def _read_argument(held: Mapping[str, Any]) -> Argument:

@@ -145,9 +145,9 @@ class DeviceProgram:
 
     `body`: nodes in issue order. `table`: the distinct kernels. `work`: FLOPs and bytes of a step, after fusion.
     `model_flops`: matrix FLOPs without recomputation and padding by math mode, where a frontend knows them better than
-    the scopes of the kernels tell; `exec_model`: what one launch
-    is (`xla`, `eager`, ...). `complete` is False where `unmodelled` ops or unknown counts leave the total a lower
-    bound.
+    the scopes of the kernels tell; `exec_model`: what one launch is (`xla`, `eager`, ...). `complete` is False where
+    `unmodelled` ops or unknown counts leave the total a lower bound. `stage_axis`: mesh axis along which the stages of
+    a pipeline lie that all run this program, empty where there is none.
     """
 
     name: str
@@ -164,6 +164,7 @@ class DeviceProgram:
     unmodelled: tuple[Unmodelled, ...] = ()
     complete: bool = True
     notes: tuple[str, ...] = ()
+    stage_axis: str = ""
 
     def collectives(self) -> Iterator[tuple[Collective, Count]]:
         """Every collective with the trips of the loops around it (unknown counts as their symbol)."""

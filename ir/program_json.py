@@ -72,8 +72,9 @@ class _Writer:
 
 
 class _Reader:
-    def __init__(self, texts: Sequence[str], groups: Sequence[Groups]) -> None:
-        self._texts, self._groups = texts, groups
+    def __init__(self, texts: list[str], groups: list[Groups]) -> None:
+        self._texts = texts
+        self._groups = groups
         self._places: dict[tuple[int, int, int], Location] = {}
 
     def body(self, held: Sequence[Any]) -> Body:
@@ -87,7 +88,8 @@ class _Reader:
         return found
 
     def _node(self, kind: str, common: Sequence[Any], *own: Any) -> Node:
-        scope, location = self._texts[common[0]], self._place(common[1])
+        scope: str = self._texts[int(common[0])]
+        location = self._place(common[1])
         deps, after = tuple(common[2]), tuple(common[3])
         if kind == "k":
             row, ops, launch, stream = own
@@ -105,7 +107,8 @@ class _Reader:
     def _collective(
         self, own: Sequence[Any], location: Location, deps: tuple[int, ...], after: tuple[int, ...]
     ) -> Node:
-        node = collective_of_json(own[0], self._groups[own[0]["partition"]])
+        held: Mapping[str, Any] = own[0]
+        node = collective_of_json(held, self._groups[int(held["partition"])])
         shift = None if own[1] is None else Shift(**own[1])
         return replace(node, location=location, deps=deps, after=after, shift=shift)
 

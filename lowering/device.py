@@ -28,6 +28,7 @@ from stablecast.lowering.fusion import fuse
 from stablecast.lowering.graph import Graph, build_graph
 from stablecast.lowering.memory import Liveness, Residents
 from stablecast.lowering.multi_output import Group
+from stablecast.lowering.partition.stages import stage_axes
 from stablecast.lowering.products import Arithmetic
 from stablecast.lowering.rows import group_key, hero_of, make_row
 from stablecast.lowering.traffic import Traffic, traffic, written_values
@@ -88,6 +89,7 @@ class _Lowering:
         residents = Residents(kept=set(graph.arguments) - donated, donated=donated)
         body, work, temp = self._body(graph, residents, 1.0)
         open_counts = any(self._value(symbol) is None for symbol in work.symbols)
+        stages = stage_axes(program)
         return DeviceProgram(
             name=program.name,
             body=body,
@@ -101,6 +103,7 @@ class _Lowering:
             unmodelled=self._unmodelled(),
             complete=not self._opaque and not open_counts,
             notes=program.notes,
+            stage_axis=stages[0] if len(stages) == 1 else "",
         )
 
     def _value(self, count: Count) -> int | None:

@@ -24,7 +24,7 @@ Backend = Annotated[
     str, typer.Option("--backend", help="A backend, or by kernel class: matmul=systolic,default=analytical.")
 ]
 Exec = Annotated[str, typer.Option("--exec", help="Execution model: auto or xla.")]
-Mesh = Annotated[list[str], typer.Option("--mesh", help="Mesh axes for a script: data=8,model=4.")]
+Mesh = Annotated[list[str], typer.Option("--mesh", help="Mesh axes of a script: data=8,model=4.")]
 For = Annotated[str, typer.Option("--for", help="Platform to lower a script for: cuda, rocm, tpu or cpu.")]
 Args = Annotated[str, typer.Option("--args", help="FILE.py:FUNCTION that makes the arguments.")]
 Arg = Annotated[list[str], typer.Option("--arg", help="One argument: 'tokens=i32[8,4096]'; paths reach into pytrees.")]

@@ -1,5 +1,7 @@
 """From what a recorder saw to a `Workload`: arguments in order, module, launches, schedule."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 from collections.abc import Sequence
 from itertools import combinations

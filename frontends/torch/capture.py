@@ -1,5 +1,7 @@
 """Capture of a PyTorch step: one CPU process, no weights, no accelerator, no cluster."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """Ops without an emitter in terms of simpler ones: torch's own decompositions, traced once for each signature."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from collections.abc import Sequence
 from typing import Any
 

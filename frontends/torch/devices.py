@@ -1,5 +1,7 @@
 """A CUDA program where there is none: device names rewritten, the CUDA API answered, CUDA's own op choices made."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -116,7 +118,7 @@ class Rewriter(TorchFunctionMode):
         if gqa and k.shape[1] != q.shape[1]:
             times = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
-        bias = mask
+        bias: Any = mask
         if mask is not None:
             if mask.dtype == torch.bool:
                 bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
@@ -140,7 +142,7 @@ class Rewriter(TorchFunctionMode):
 
     def _rms_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, shape, weight, eps = _bound(args, kwargs, ("input", "normalized_shape", "weight", "eps"))
-        if type(x).__name__ == "DTensor" or (weight is not None and weight.dtype != x.dtype):
+        if weight is not None and weight.dtype != x.dtype:
             return func(*args, **kwargs)
         return FusedRMSNorm.apply(x, weight, list(shape), eps)
 
@@ -197,6 +199,11 @@ def patches(device: str, timeline: Timeline) -> list[tuple[Any, str, Any]]:
     }
     found = [(torch.cpu, name, value) for name, value in api.items()]
     found.append((torch, "Event", event))
+    functional = torch.nn.functional
+    # torch turns function modes off inside a function that it has shown to one: these are not shown, so that the
+    # built-in ones that they call are
+    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    found += [(functional, name, lambda *_: False) for name in checks if hasattr(functional, name)]
     if device.startswith("cuda"):
         found += [(torch.cuda, name, value) for name, value in {**api, **_cuda_answers(timeline)}.items()]
         found.append((torch.amp.autocast_mode.autocast, "__init__", _autocast_init()))

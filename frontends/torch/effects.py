@@ -1,5 +1,7 @@
 """What each kind of op does to tensors: makes new ones, views, writes in place, or asks the host to wait."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +93,7 @@ def plain(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> Any:
     taken = [rec.take(arg) for arg in args]
     named = {name: rec.take(arg) for name, arg in kwargs.items()} if kwargs else None
     written = [args[index] if 0 <= index < len(args) else kwargs.get(name) for index, name in info.writes]
-    if short in HIDDEN_WRITES:
+    if short in HIDDEN_WRITES and args[5] is not False:
         written = [args[index] for index in HIDDEN_WRITES[short] if len(args) > index]
     if written and short in UNREAD:
         taken[0] = None
@@ -149,7 +151,7 @@ def view(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> Any:
             made = alias
         else:
             made = rec.aliases.view(alias, canonical(base, args[1:], tensor, index), spec)
-        setattr(tensor, rec._mark, made)
+        setattr(tensor, rec.mark, made)
     rec.call(info, args, {}, out)
     return out
 
@@ -197,7 +199,7 @@ def rebind(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> Any:
     if held is not None:
         rec.bind(tensor, held)
     elif tensor.numel() and rec.known_storage(tensor) is not None:
-        setattr(tensor, rec._mark, rec.adopt_known(tensor, rec.known_storage(tensor)))
+        setattr(tensor, rec.mark, rec.adopt_known(tensor, rec.known_storage(tensor)))
     rec.call(info, args, kwargs, out)
     return out
 

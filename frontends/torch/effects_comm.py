@@ -208,7 +208,7 @@ def copy_in(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> Any:
     (ref,) = rec.emit("fsdp.copy_in", (values,), (rec.spec(source),))
     assert ref is not None
     alias = rec.aliases.fresh(rec.spec(source), source.stride(), ref)
-    setattr(source, rec._mark, alias)
+    setattr(source, rec.mark, alias)
     rec.bind(out[1], rec.alias(args[1]))
     return _finish(rec, info, args, kwargs, out)
 
@@ -216,13 +216,13 @@ def copy_in(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> Any:
 def copy_out(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> Any:
     """FSDP's copy-out: slices of the gathered buffer, each into its own tensor."""
     value = rec.ref(args[0])
-    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    sizes, dim = args[1], kwargs.get("dim", 0) if len(args) < 3 else args[2]
     targets = kwargs["out"]
     out = info.func(*args, **kwargs)
     start = 0
     spec = rec.graph.specs[value]
     axis = dim % len(spec.shape)
-    for size, target in zip(args[1], targets, strict=True):
+    for size, target in zip(sizes, targets, strict=True):
         shape = tuple(size if place == axis else length for place, length in enumerate(spec.shape))
         (part,) = rec.emit("view.slice", (value, axis, start, start + size, 1), (Spec(shape, spec.dtype),))
         wanted = rec.spec(target)

@@ -1,5 +1,7 @@
 """Ops over lists of tensors (foreach, fused optimisers): one launch, one functional node for each tensor."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from stablecast.frontends.torch import assemble
 from stablecast.frontends.torch.capture import fake_state
@@ -46,7 +47,7 @@ def _load(path: Path) -> Any:
         raise InputError(f"{path} does not exist")
     try:
         return load("torch.export").load(str(path))
-    except (RuntimeError, ValueError, OSError, KeyError) as error:
+    except (RuntimeError, ValueError, OSError, KeyError, BadZipFile) as error:
         raise InputError(
             f"{path} is not an exported program: {str(error).splitlines()[0][:160]}", "write it with torch.export.save"
         ) from None

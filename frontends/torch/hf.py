@@ -1,9 +1,11 @@
 """Hugging Face configurations: the model that transformers makes of one, without weights and without a network."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +128,7 @@ def _attention(cls: Any) -> str:
 
 
 @contextlib.contextmanager
-def default_dtype(dtype: Any) -> Iterator[None]:
+def default_dtype(dtype: Any) -> Generator[None, None, None]:
     """Floating tensors are made in `dtype`."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -137,7 +139,7 @@ def default_dtype(dtype: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_init() -> Iterator[None]:
+def without_init() -> Generator[None, None, None]:
     """Models are made without drawing their weights."""
     with contextlib.ExitStack() as stack:
         initialization = load("transformers.initialization")

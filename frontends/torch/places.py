@@ -2,7 +2,7 @@
 
 import os
 import sys
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from stablecast.frontends.torch.graph import Place
@@ -28,17 +28,17 @@ def _is_library(code: CodeType) -> bool:
 
 def user_frame() -> tuple[str, int]:
     """File and line of the innermost frame that is neither torch's nor ours."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         if not _is_library(frame.f_code):
             return frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return _NO_FRAME
 
 
 def in_library(*parts: str) -> bool:
     """Whether a frame of torch under one of these folders is on the stack before any user frame."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     folders = tuple(_TORCH + part for part in parts)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -46,7 +46,7 @@ def in_library(*parts: str) -> bool:
             return True
         if not _is_library(frame.f_code):
             return False
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 

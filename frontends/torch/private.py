@@ -3,6 +3,8 @@
 Every other module of this package takes what it needs of torch from here.
 """
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import importlib
 import re
 from functools import cache
@@ -310,7 +312,7 @@ def pipeline_patches() -> list[tuple[Any, str, Any]]:
 
 
 def dtensor_patches(recorder: Any) -> list[tuple[Any, str, Any]]:
-    """(owner, name, stand-in): DTensor asks for shapes by running ops on fake tensors, which the step does not launch."""
+    """(owner, name, stand-in): DTensor finds shapes by running ops on fake tensors, which nothing launches."""
     propagator = load("torch.distributed.tensor._sharding_prop").ShardingPropagator
     original = propagator._propagate_tensor_meta_non_cached
 

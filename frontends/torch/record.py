@@ -1,5 +1,7 @@
 """The recorder: a dispatch mode that sees every op of the step, keeps it as launched, and makes it functional."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -73,7 +75,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, fake_mode: Any) -> None:
         super().__init__()
         Recorder._number += 1
-        self._mark = f"_stablecast{Recorder._number}"
+        self.mark = f"_stablecast{Recorder._number}"
         self.fake_mode = fake_mode
         self.graph = Graph()
         self.places = Places()
@@ -143,10 +145,10 @@ class Recorder(TorchDispatchMode):
 
     def alias(self, tensor: Any) -> Alias:
         """The alias of a tensor; one that was not seen before becomes a view of its storage, or an input."""
-        found = getattr(tensor, self._mark, None)
+        found = getattr(tensor, self.mark, None)
         if found is None:
             found = self._adopt(tensor)
-            setattr(tensor, self._mark, found)
+            setattr(tensor, self.mark, found)
         return found
 
     def ref(self, tensor: Any) -> Ref:
@@ -159,11 +161,11 @@ class Recorder(TorchDispatchMode):
 
     def bind(self, tensor: Any, alias: Alias) -> None:
         """From now on `tensor` is that alias."""
-        setattr(tensor, self._mark, alias)
+        setattr(tensor, self.mark, alias)
         if alias.parent is None:
             storage = storage_of(tensor)
             if storage is not None:
-                setattr(storage, self._mark, alias.storage)
+                setattr(storage, self.mark, alias.storage)
 
     def fresh(self, tensor: Any, value: Ref) -> None:
         """`tensor` is new and holds `value`."""
@@ -171,7 +173,7 @@ class Recorder(TorchDispatchMode):
 
     def known_storage(self, tensor: Any) -> Any:
         storage = storage_of(tensor)
-        return None if storage is None else getattr(storage, self._mark, None)
+        return None if storage is None else getattr(storage, self.mark, None)
 
     def adopt_known(self, tensor: Any, storage: Any) -> Alias:
         return self.aliases.strided(storage, self.spec(tensor), _strides(tensor), tensor.storage_offset())
@@ -194,14 +196,14 @@ class Recorder(TorchDispatchMode):
         for dim in spec.shape:
             count *= dim
         whole = storage is None or (covers and not tensor.storage_offset() and storage.nbytes() in (0, count * size))
-        if whole:
+        if whole or storage is None:
             root_spec, root_strides = spec, strides
         else:
             root_spec, root_strides = Spec((storage.nbytes() // size,), spec.dtype), (1,)
         ref = self.graph.value(root_spec)
         root = self.aliases.fresh(root_spec, root_strides, ref)
         if storage is not None:
-            setattr(storage, self._mark, root.storage)
+            setattr(storage, self.mark, root.storage)
             root.storage.host = storage._cdata in self.host_storages
         self.inputs.append(Input(ref, root, storage, tensor))
         return root if whole else self.aliases.strided(root.storage, spec, strides, tensor.storage_offset())

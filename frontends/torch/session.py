@@ -1,8 +1,10 @@
 """The surroundings that user code is captured in: fake tensors, a fake process group, stand-ins for the device."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from stablecast.frontends.torch import private
@@ -37,7 +39,7 @@ class Session:
         return product
 
     @contextlib.contextmanager
-    def open(self) -> Iterator["Session"]:
+    def open(self) -> Generator["Session", None, None]:
         """Everything in place; all of it is undone at the end."""
         if self.rank >= self.world:
             raise InputError(f"rank {self.rank} is outside a mesh of {self.world} devices")
@@ -175,7 +177,7 @@ def _clean(name: str) -> str:
 
 
 @contextlib.contextmanager
-def replacing(entries: list[tuple[Any, str, Any]]) -> Iterator[None]:
+def replacing(entries: list[tuple[Any, str, Any]]) -> Generator[None, None, None]:
     """Attributes replaced while the context lasts."""
     missing = object()
     held = [(owner, name, vars(owner).get(name, missing)) for owner, name, _ in entries]

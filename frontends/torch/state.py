@@ -1,5 +1,7 @@
 """What the tensors of a step are: parameters, buffers, optimiser state, by name."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 

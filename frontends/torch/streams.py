@@ -1,7 +1,7 @@
 """Streams and events that only keep the order they stand for: what the device's own API would have said."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from stablecast.frontends.torch.private import torch
@@ -131,7 +131,7 @@ def stream_context(timeline: Timeline) -> Any:
     """Stands for `torch.cuda.stream`."""
 
     @contextlib.contextmanager
-    def stream(chosen: Stream | None) -> Iterator[None]:
+    def stream(chosen: Stream | None) -> Generator[None, None, None]:
         timeline.stack.append(chosen if chosen is not None else timeline.current)
         try:
             yield

@@ -83,6 +83,7 @@ def program_to_json(program: DeviceProgram) -> dict[str, Any]:
         "unmodelled": [asdict(entry) for entry in program.unmodelled],
         "complete": program.complete,
         "notes": list(program.notes),
+        "stage_axis": program.stage_axis,
     }
 
 
@@ -107,6 +108,7 @@ def program_of_json(held: Mapping[str, Any], body: tuple[Any, ...], where: str) 
             unmodelled=tuple(Unmodelled(**entry) for entry in held["unmodelled"]),
             complete=held["complete"],
             notes=tuple(held["notes"]),
+            stage_axis=held.get("stage_axis", ""),
         )
     except (KeyError, TypeError) as error:
         raise InputError(f"{where}: not a program file of this version ({error})") from None

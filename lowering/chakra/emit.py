@@ -117,7 +117,7 @@ class _Emission:
         self._masks = _role_masks(parts, self._layout)
         self._book = GroupBook(self._layout.ranks)
         self._tags = TagBook()
-        self._unrolled = [unroll(part.program, _durations(part), options.loops, options.max_unroll) for part in parts]
+        self._unrolled = _unrolled(parts, options)
         self._nodes = [self._role(index, {}) for index in range(len(parts))]
         check_agreement(
             self._book,
@@ -131,7 +131,7 @@ class _Emission:
         part, unrolled = self._parts[index], self._unrolled[index]
         durations = _durations(part)
         return role_nodes(
-            part.program, unrolled, durations, self._layout, self._book, self._tags, self._options, places
+            part.program, unrolled, durations, self._layout, self._book, self._tags, self._options, places, part.coords
         )
 
     def _check_messages(self) -> None:
@@ -267,7 +267,7 @@ class _Emission:
         permutations = [node for node in collectives if node.kind == "collective_permute"]
         if any(node.shift is None for node in permutations):
             notes.append("permutations that are no shift are written as one place along their group, ends joined")
-        if any(node.shift is not None and not node.shift.cyclic for node in permutations):
+        if any(_joins_ends(part, made) for part, made in zip(self._parts, self._unrolled, strict=True)):
             notes.append("permutations whose ends do not meet are written with their ends joined")
         for kind, algorithm in self._options.algorithms.items():
             left = sorted({node.groups.size for node in collectives if node.kind == kind} - {algorithm.size})
@@ -275,6 +275,22 @@ class _Emission:
                 sizes = ", ".join(map(str, left))
                 notes.append(f"{kind} in groups of {sizes} stays as it is, {algorithm.name} is for {algorithm.size}")
         return notes
+
+
+def _unrolled(parts: Sequence[RolePart], options: EmitOptions) -> list[Unrolled]:
+    """The steps of each part, made once for parts that share program and durations."""
+    made: dict[tuple[int, int, float], Unrolled] = {}
+    keys = [(id(part.program), id(part.durations_s), part.speed) for part in parts]
+    for part, key in zip(parts, keys, strict=True):
+        if key not in made:
+            made[key] = unroll(part.program, _durations(part), options.loops, options.max_unroll)
+    return [made[key] for key in keys]
+
+
+def _joins_ends(part: RolePart, made: Unrolled) -> bool:
+    """Whether a shift whose ends are apart is written for ranks at both of them."""
+    shifts = [step.node.shift for step in made.steps if isinstance(step.node, Collective)]
+    return any(shift is not None and not shift.cyclic and shift.axis not in part.coords for shift in shifts)
 
 
 def _picked(column: Sequence[str] | npt.NDArray[np.int64], ranks: list[int]) -> Sequence[str] | list[int]:

@@ -106,9 +106,13 @@ def role_nodes(
     tags: TagBook,
     options: EmitOptions,
     places: Mapping[int, int] | None = None,
+    coords: Mapping[str, int] | None = None,
 ) -> RoleNodes:
-    """The nodes of one role. `places`: by partition, the place in its group for which algorithms are expanded."""
-    return _Maker(program, durations_s, layout, book, tags, options, places or {}).run(unrolled)
+    """The nodes of one role.
+
+    `places`: by partition, the place in its group for which algorithms are expanded. `coords`: those of the role.
+    """
+    return _Maker(program, durations_s, layout, book, tags, options, places or {}, coords or {}).run(unrolled)
 
 
 class _Maker:
@@ -121,11 +125,12 @@ class _Maker:
         tags: TagBook,
         options: EmitOptions,
         places: Mapping[int, int],
+        coords: Mapping[str, int],
     ) -> None:
         self._program = program
         self._nanos = None if durations_s is None else np.round(durations_s * 1e9, 3).tolist()
         self._layout, self._book, self._tags = layout, book, tags
-        self._options, self._places = options, places
+        self._options, self._places, self._coords = options, places, coords
         self._nodes: list[Node] = []
         self._holes: dict[tuple[int, str], str] = {}
         self._columns: dict[str, Sequence[str] | IntArray] = {}
@@ -326,7 +331,10 @@ class _Maker:
         return made.id
 
     def _permute(self, node: Collective, number: int, deps: list[int]) -> tuple[int, ...]:
-        """As far along the group as the program says, one place where it does not; the ends meet."""
+        """As far along the group as the program says, one place where it does not.
+
+        The ends meet, but for a shift whose ends are apart where the role has a place along its axis.
+        """
         partition = self._book.partitions[number]
         by = node.shift.by if node.shift else 1
         offsets = (by, -by)
@@ -340,11 +348,23 @@ class _Maker:
         extra = (
             string_attr("stands_for", node.kind),
             int32_attr("partition", number),
+            *_shift_attrs(node),
             *_collective_attrs(node, None),
             *self._extra,
         )
-        send = self._message(True, names[0], tag, node.operand_bytes, deps, extra)
-        return send, self._message(False, names[1], tag, node.operand_bytes, deps, extra)
+        ends = [
+            self._message(sends, name, tag, node.operand_bytes, deps, extra)
+            for sends, name in zip((True, False), names, strict=True)
+            if self._has_peer(node, sends)
+        ]
+        return tuple(ends or deps)
+
+    def _has_peer(self, node: Collective, sends: bool) -> bool:
+        shift = node.shift
+        if shift is None or shift.cyclic or shift.axis not in self._coords:
+            return True
+        peer = self._coords[shift.axis] + (shift.by if sends else -shift.by)
+        return 0 <= peer < self._layout.size(shift.axis)
 
     def _expand(
         self, node: Collective, number: int, algorithm: CollectiveAlgorithm, deps: list[int]
@@ -396,6 +416,15 @@ def _collective_attrs(node: Collective, kind: CollectiveType | None) -> tuple[At
     found += [int32_attr("asynchronous", 1)] if node.asynchronous else []
     found += [int32_attr("merged", node.merged)] if node.merged != 1 else []
     return (*found, *_stream_attr(node.stream, 1))
+
+
+def _shift_attrs(node: Collective) -> tuple[Attribute, ...]:
+    shift = node.shift
+    if shift is None:
+        return ()
+    cyclic = int32_attr("cyclic", int(shift.cyclic))
+    axis = (string_attr("shift_axis", shift.axis),) if shift.axis else ()
+    return (*axis, int32_attr("shift", shift.by), cyclic)
 
 
 def _scope_attr(scope: str) -> tuple[Attribute, ...]:

@@ -35,7 +35,10 @@ def with_groups(
 
 
 def _moves(pairs: IntArray, mesh: Mesh) -> tuple[list[str], Shift | None]:
-    """Axes along which some source and its target differ, and the common shift if there is one such axis."""
+    """Axes along which some source and its target differ, and the shift if all move equally far along one such axis.
+
+    Either all devices move and the ends meet, or all that have a place to move to.
+    """
     axes: list[str] = []
     shift: Shift | None = None
     stride = mesh.size
@@ -44,8 +47,16 @@ def _moves(pairs: IntArray, mesh: Mesh) -> tuple[list[str], Shift | None]:
         steps = (pairs[:, 1] // stride % size) - (pairs[:, 0] // stride % size)
         if steps.any():
             axes.append(axis)
-            distinct = np.unique(steps % size)
-            if len(distinct) == 1:
-                step = int(distinct[0])
-                shift = Shift(axis, step if step <= size // 2 else step - size, len(pairs) == mesh.size)
+            shift = _shift(axis, size, steps, mesh.size)
     return axes, shift if len(axes) == 1 else None
+
+
+def _shift(axis: str, size: int, steps: IntArray, devices: int) -> Shift | None:
+    if len(np.unique(steps % size)) != 1:
+        return None
+    if len(steps) == devices:
+        step = int(steps[0] % size)
+        return Shift(axis, step if step <= size // 2 else step - size, cyclic=True)
+    step = int(steps[0])
+    chain = (steps == step).all() and len(steps) == devices // size * (size - abs(step))
+    return Shift(axis, step, cyclic=False) if chain else None

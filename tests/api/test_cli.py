@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 import stablecast
+from stablecast.ir.accounting.registry import TARGETS
 
 Run = Callable[..., Any]
 SCHEMA = json.loads((files("stablecast") / "schema" / "stablecast-1.json").read_text())
@@ -273,6 +274,9 @@ def test_rules_of_ones_own_cover_a_custom_call(run: Run, module: str) -> None:
     ]
     assert "not modelled" in run("predict", module, "--on", "h100-sxm").out
     Path("rules.yaml").write_text("my_own_kernel:\n  vector_flops: 3 * operands[0].elements\n")
-    known = json.loads(run("work", module, "--rules", "rules.yaml", "--json").out)
+    try:
+        known = json.loads(run("work", module, "--rules", "rules.yaml", "--json").out)
+    finally:
+        TARGETS.remove("my_own_kernel")
     assert known["complete"]
     assert known["vector_flops"] == 3 * 128 * 128

@@ -1,5 +1,7 @@
 """A thin layer over jaxlib's StableHLO builders: typed values, implicit constants, one method an op."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

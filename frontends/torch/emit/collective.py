@@ -1,5 +1,7 @@
 """Collectives and point-to-point transfers over named mesh axes."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import json
 import math
 from collections.abc import Sequence
@@ -38,9 +40,9 @@ def strided(ranks: Sequence[int]) -> int | None:
 
 def groups_attribute(e: Emitter, name: str) -> Any:
     """Replica groups of the process group `name`: mesh axes where it follows them, so that size does not matter."""
-    found = e._groups.get(name)
+    found = e.group_attributes.get(name)
     if found is None:
-        found = e._groups[name] = _groups_attribute(e, e.group(name))
+        found = e.group_attributes[name] = _groups_attribute(e, e.group(name))
     return found
 
 

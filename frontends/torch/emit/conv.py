@@ -1,5 +1,7 @@
 """Convolutions and their gradients."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Node by node from the graph of a step to one StableHLO module."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,14 +70,14 @@ class Emitter(Builder):
         self.op = ""
         self.unlowered: dict[str, Unlowered] = {}
         self.channels = 0
-        self._composites: dict[Any, tuple[str, list[Any]]] = {}
+        self._composites: dict[Any, tuple[str, list[Spec | None]]] = {}
         self._names: dict[str, int] = {}
         self._env: dict[int, Val] = {}
         self._state: Val | None = None
         self._rng_argument: Any = None
         self._block: Any = None
         self._module: Any = None
-        self._groups: dict[Any, Any] = {}
+        self.group_attributes: dict[str, Any] = {}
         self._depth = 0
 
     # what emitters use

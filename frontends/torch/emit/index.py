@@ -1,5 +1,7 @@
 """Reads and writes by index: embedding, gather, scatter, advanced indexing."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """Products of matrices."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 from typing import Any
 

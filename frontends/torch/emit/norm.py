@@ -1,5 +1,7 @@
 """Normalisations: batch, layer, group, root mean square."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 from collections.abc import Sequence
 from typing import Any

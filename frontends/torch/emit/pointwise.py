@@ -1,5 +1,7 @@
 """Elementwise ops."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,7 @@
 """Reductions, scans, sorts and softmax."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 from typing import Any
 

@@ -1,6 +1,7 @@
 """Which function emits which op: by full name with overload, else by name."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from stablecast.ir.errors import InputError
@@ -49,25 +50,16 @@ def emitter_of(op: str) -> tuple[str, Emit] | None:
     return None if found is None else (short, found)
 
 
+_FAMILIES = (
+    *("attention", "collective", "conv", "creation", "index", "linalg", "loss", "norm", "optim", "pointwise", "pool"),
+    *("random", "reduce", "shape", "special"),
+)
+
+
 def register_all() -> None:
     """Import the modules of all op families."""
-    from stablecast.frontends.torch.emit import (  # noqa: F401
-        attention,
-        collective,
-        conv,
-        creation,
-        index,
-        linalg,
-        loss,
-        norm,
-        optim,
-        pointwise,
-        pool,
-        random,
-        reduce,
-        shape,
-        special,
-    )
+    for family in _FAMILIES:
+        import_module(f"stablecast.frontends.torch.emit.{family}")
 
 
 __all__ = ["COMPOSITES", "EMITTERS", "Emit", "composite", "emits", "emitter_of", "register_all"]

@@ -1,5 +1,7 @@
 """Views, joins, pads and repeats."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 from collections.abc import Sequence
 from typing import Any

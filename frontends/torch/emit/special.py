@@ -1,5 +1,7 @@
 """Embedding bags, Fourier transforms and other ops of their own."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 from typing import Any
 

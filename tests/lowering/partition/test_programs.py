@@ -207,7 +207,7 @@ def test_pipeline_stages_are_roles(families: Any) -> None:
     text = families.lowered("pipeline", family, mesh).as_text(debug_info=True)
     program = partition(text.encode())
     assert stage_axes(program) == ("stage",)
-    roles = stage_roles(program, "main")
+    roles = stage_roles(lower(program, Target("cuda")), "main")
     assert [role.coords for role in roles] == [{"stage": place} for place in range(8)]
 
 
