@@ -159,10 +159,13 @@ def embed(embedding: Array, tokens: Array) -> Array:
 
 
 def decoder(layers: Tree, x: Array, positions: Array, segments: Array) -> Array:
-    """All layers: unrolled when `layers` is a list, a loop when it is one layer with stacked parameters."""
-    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    """All layers: unrolled when `layers` is a list, a loop when it is one layer with stacked parameters.
+
+    Positions with a leading dimension of micro-batches go through a pipeline.
+    """
     if positions.ndim == 3:
         return pipelined(layers, x, positions, segments)
+    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     if isinstance(layers, list):
         unrolled = jax.checkpoint(block, policy=policy)
         for i, layer in enumerate(layers):
@@ -362,7 +365,7 @@ def _tokens(mesh: AbstractMesh | None, batch: int | None, seq: int, microbatches
     count = 2 * stages if microbatches is None else microbatches
     sequences = devices * count if batch is None else batch
     if sequences % count or count % stages:
-        raise ValueError(f"{sequences} sequences, {count} micro-batches, {stages} stages: each must divide the one before")
+        raise ValueError(f"{stages} stages must divide {count} micro-batches, and these {sequences} sequences")
     return _leaf(mesh, jnp.int32, (count, sequences // count, seq), STAGES, BATCH_AXES)
 
 

@@ -19,6 +19,7 @@ from stablecast.ir.device_program import (
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import Groups, all_devices
 from stablecast.ir.kernels import KernelTableBuilder
+from stablecast.ir.pause import paused_gc
 from stablecast.ir.program import Op, Program
 from stablecast.ir.types import Count, Location, TensorType
 from stablecast.ir.work import SymbolicWork, Work, total
@@ -55,7 +56,8 @@ def lower(
             f"{program.name} is written for a mesh of {program.num_partitions} devices and not partitioned",
             "capture it for one device, or give the partitioned module",
         )
-    return _Lowering(program, target, conventions or Conventions(), fused).run()
+    with paused_gc():
+        return _Lowering(program, target, conventions or Conventions(), fused).run()
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from stablecast.ir import mlir
 from stablecast.ir.attributes import Dense
 from stablecast.ir.errors import InputError
 from stablecast.ir.loops import Unknown, constant, source_of, trip_count
+from stablecast.ir.pause import paused_gc
 from stablecast.ir.program import (
     NO_ATTRIBUTES,
     Argument,
@@ -79,7 +80,8 @@ def read(data: bytes, source: str = "module") -> Program:
     constants: CallConstants = {}
     while True:
         reader = _ModuleReader(module, source, constants)
-        program = reader.program()
+        with paused_gc():
+            program = reader.program()
         found = reader.call_constants(program) if program.symbols else constants
         if found == constants:
             return program

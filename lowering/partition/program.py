@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from stablecast.ir.pause import paused_gc
 from stablecast.ir.program import Argument, Function, Program
 from stablecast.ir.reader import read
 from stablecast.ir.types import ValueType
@@ -39,7 +40,12 @@ def partition(
     notes: list[str] = list(done.header["notes"])
     if done.header["order_matters"]:
         notes.append(ORDER_NOTE)
-    given = read(done.module, source)
+    with paused_gc():
+        return _one_device(done, read(done.module, source), notes)
+
+
+def _one_device(done: Any, given: Program, notes: list[str]) -> Program:
+    """The program of one device of what Shardy made of a module."""
     partitions = max(done.header["partitions"], given.num_partitions)
     given = replace(given, num_partitions=partitions, notes=(*given.notes, *notes))
     program = Localiser(given).run()

@@ -232,6 +232,23 @@ def test_permutation_is_a_send_and_a_receive(steps: Steps, tmp_path: Path) -> No
     assert report.notes == ("permutations that are no shift are written as one place along their group, ends joined",)
 
 
+def test_ends_of_a_chain_stay_apart_where_roles_hold_them(steps: Steps, tmp_path: Path) -> None:
+    made = steps(dp=2, pp=3)
+    permute = replace(made.reduce("pp", kind="collective_permute"), shift=Shift("pp", 1, cyclic=False))
+    program = made.program((permute, Kernel(0, deps=(0,))))
+    emit([RolePart(f"stage{at}", program, None, {"pp": at}) for at in range(3)], None, tmp_path / "s")
+    assert check(tmp_path / "s").ok
+    kinds = [[node.type for node in nodes_of(tmp_path / "s", rank)] for rank in (3, 4, 5)]
+    assert kinds == [
+        [NodeType.COMM_SEND, NodeType.COMP],
+        [NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMP],
+        [NodeType.COMM_RECV, NodeType.COMP],
+    ]
+    report = emit(program, None, tmp_path / "joined")
+    assert report.notes == ("permutations whose ends do not meet are written with their ends joined",)
+    assert len(nodes_of(tmp_path / "joined", 0)) == 3
+
+
 def test_groups_that_cannot_be_computed(steps: Steps, tmp_path: Path) -> None:
     made = steps(dp=4)
     ragged = replace(made.reduce("dp"), groups=Groups(2, 3, ragged=((2, 0, 1), (3,))))
