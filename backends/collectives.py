@@ -5,7 +5,7 @@ operand of one device), alpha = base latency + steps x latency:
 
     all_reduce       2 (n - 1) steps, 2 (n - 1) / n S / B
     all_gather       (n - 1) steps,   (n - 1) / n S / B          also reduce_scatter, all_to_all
-    by tree          ceil(log2 n) steps, S / B; twice both for an all_reduce; groups over 16, where it is faster
+    by tree          ceil(log2 n) steps, S / B; twice both for an all_reduce; where it is faster and nothing was fitted
     broadcast        (n - 1) steps,   S / B                      pipelined
     permute          1 step,          S / pair rate
 
@@ -44,7 +44,8 @@ KINDS: Final = (
 _RINGS: Final = ("ring", "torus")
 _BY_TREE: Final = ("all_reduce", "all_gather", "reduce_scatter", "collective_broadcast")
 TREE_FROM: Final = 16
-"""Groups larger than this may go by a tree; the latencies of smaller ones were fitted with what ran there."""
+"""Groups larger than this, and any over links that nobody measured, may go by a tree; the latencies of the others were
+fitted with what ran there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +271,8 @@ def collective_time(collective: Collective, system: System) -> CollectiveEstimat
 
 def _has_tree(kind: str, span: Span) -> bool:
     """Whether a library would also offer a tree: any two of many devices reach each other equally well."""
-    return span.size > TREE_FROM and not span.is_ring and kind in _BY_TREE
+    unmeasured = span.size > TREE_FROM or (span.doubtful and span.size > 2)
+    return unmeasured and not span.is_ring and kind in _BY_TREE
 
 
 def _algorithm(span: Span) -> str:

@@ -2,7 +2,7 @@
 
 import gzip
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stablecast.frontends.registry import Request
@@ -47,12 +47,29 @@ def load(path: Path) -> Workload:
 def from_module(data: bytes, source: str) -> Workload:
     """The workload made of one module, whose manifest follows from what the module says."""
     kind = ModuleFormat.MLIR
+    if _is_export(data):
+        return from_export(data, source)
     if mlir.is_artifact(data):
         kind = ModuleFormat.ARTIFACT
     elif _is_hlo_text(data):
         data = mlir.hlo_to_stablehlo(data, source)
     program = read(data, source)
     return describe(program, Module("main", data, kind), source)
+
+
+def from_export(data: bytes, source: str) -> Workload:
+    """The workload in what `jax.export.Exported.serialize` wrote. Raises `InputError` where JAX cannot read it."""
+    from jax import export
+
+    try:
+        exported = export.deserialize(bytearray(data))
+    except Exception as error:
+        detail = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"{source} is not a jax.export artefact that this JAX reads: {detail}") from None
+    module = Module("main", exported.mlir_module_serialized, ModuleFormat.ARTIFACT)
+    made = describe(read(module.data, source), module, source)
+    versions = {"frontend": "jax.export", "calling_convention": str(exported.calling_convention_version)}
+    return replace(made, producer=versions, platform=exported.platforms[0])
 
 
 def describe(program: Program, module: Module, source: str) -> Workload:
@@ -90,6 +107,12 @@ def _contents(path: Path) -> bytes:
         return gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} is a damaged gzip file ({error})") from None
+
+
+def _is_export(data: bytes) -> bool:
+    """Whether `data` is a flatbuffer with a module inside, as `jax.export` writes it."""
+    inside = data.find(mlir.BYTECODE_MAGIC)
+    return inside > 0 and b"\x00" in data[:inside]
 
 
 def _is_hlo_text(data: bytes) -> bool:

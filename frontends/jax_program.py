@@ -1,6 +1,7 @@
 """JAX functions to workloads: traced and lowered for a platform that need not be there."""
 
 import inspect
+import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -55,7 +56,10 @@ def capture_jax(
     except StablecastError:
         raise
     except Exception as error:
-        raise InputError(f"{name} cannot be traced: {describe_exception(error)}", _hint(error)) from None
+        uneven = _uneven(leaf_names(function, args, kwargs or {}, static), [positional, keywords])
+        if uneven:
+            raise InputError(f"{name}: {uneven}", "choose a mesh whose axes divide the sharded dimensions") from None
+        raise InputError(f"{name} cannot be traced: {describe_exception(error)}") from None
     return _workload(module, function, args, kwargs or {}, static, name, platform)
 
 
@@ -142,11 +146,21 @@ _OWN = str(Path(__file__).resolve().parent)
 _STDLIB = str(Path(inspect.__file__).resolve().parent)
 
 
-def _hint(error: Exception) -> str:
-    if "is not divisible" in str(error) or "evenly" in str(error):
-        return "choose a mesh whose axes divide the sharded dimensions"
-    if "not found in mesh" in str(error):
-        return "name the axes of --mesh as the program does"
+def _uneven(names: Sequence[str], trees: Any) -> str:
+    """Which argument is sharded over a dimension that its axes do not divide; empty if none is."""
+    import jax
+
+    for name, leaf in zip(names, jax.tree.leaves(trees), strict=False):
+        sharding: Any = getattr(leaf, "sharding", None)
+        if not isinstance(sharding, jax.sharding.NamedSharding):
+            continue
+        sizes = dict(sharding.mesh.shape)
+        for axis, entry in enumerate(sharding.spec):
+            axes = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+            parts = math.prod(sizes.get(part, 1) for part in axes)
+            if leaf.shape[axis] % parts:
+                over = " x ".join(f"{part}={sizes[part]}" for part in axes)
+                return f"dimension {axis} of argument {name}, of size {leaf.shape[axis]}, is not divisible by {over}"
     return ""
 
 

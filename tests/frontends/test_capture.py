@@ -244,3 +244,25 @@ def test_files_that_are_nothing(tmp_path: Path, data: bytes, message: str) -> No
         load(tmp_path)
     with pytest.raises(InputError, match="there is no file"):
         load(tmp_path / "none")
+
+
+def test_an_uneven_sharding_names_the_argument() -> None:
+    mesh = jax.sharding.AbstractMesh((16, 8), ("data", "model"))
+    spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "model"), None))
+    uneven = jax.ShapeDtypeStruct((10, 3), jnp.float32, sharding=spec)
+    with pytest.raises(
+        InputError, match=r"dimension 0 of argument tree\['w'\], of size 10, is not divisible by data=16 x model=8"
+    ):
+        stablecast.capture(lambda x, tree: x.sum() + tree["w"], X, {"w": uneven})
+
+
+def test_artefacts_of_jax_export(tmp_path: Path) -> None:
+    exported = jax.export.export(jax.jit(lambda x: jnp.tanh(x @ x)), platforms=["tpu"])(X)
+    path = tmp_path / "step.export"
+    path.write_bytes(exported.serialize())
+    workload = load(path)
+    assert workload.platform == "tpu"
+    assert [op.name for op in read(workload.modules[0].data).walk()] == ["stablehlo.dot_general", "stablehlo.tanh"]
+    path.write_bytes(exported.serialize()[:-200])
+    with pytest.raises(InputError, match=r"not a jax.export artefact|not a StableHLO module"):
+        load(path)

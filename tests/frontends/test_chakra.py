@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from stablecast.frontends.chakra import TracePrograms, is_chakra, read_chakra
+from stablecast.ir.attributes import Shift
 from stablecast.ir.chakra import (
     CollectiveType,
     Node,
@@ -65,7 +66,7 @@ STEP = program(
     collective("reduce_scatter", "dp", "tp", deps=(2,), asynchronous=True, stream=2),
     dataclasses.replace(collective("all_to_all", "tp", deps=(5,)), result_bytes=77),
     collective("collective_broadcast", "pp", deps=(6,)),
-    collective("collective_permute", "tp", deps=(7,)),
+    collective("collective_permute", "tp", deps=(7,), shift=Shift("tp", 1, cyclic=True)),
     Kernel(2, deps=(8,)),
     Kernel(0, deps=(4, 8, 9)),
 )
@@ -82,6 +83,28 @@ WIDE = program(
     Loop((*(Kernel(0) for _ in range(30)), collective("all_reduce", "dp"), Kernel(1)), 6, deps=(0, 1)),
     Kernel(1, deps=(2,)),
 )
+
+
+NESTED = program(
+    Kernel(1),
+    Loop(
+        (
+            Kernel(0),
+            Loop((Kernel(1), collective("all_reduce", "tp", deps=(0,)), Kernel(0)), 3, deps=(0,)),
+            Kernel(1, deps=(0,)),
+            collective("collective_permute", "pp", deps=(1, 2), shift=Shift("pp", -1, cyclic=False)),
+            Kernel(1, deps=(2,)),
+        ),
+        4,
+        deps=(0,),
+    ),
+    Kernel(1, deps=(1,)),
+)
+
+
+def chain() -> list[RolePart]:
+    """Two stages of one program, whose ends do not meet."""
+    return [RolePart(f"stage{at}", NESTED, DURATIONS, {"pp": at}) for at in range(2)]
 
 
 def stages() -> list[RolePart]:
@@ -113,6 +136,9 @@ CASES: dict[str, tuple[Callable[[], list[RolePart]], EmitOptions, EmitOptions]] 
         EmitOptions(memory=MemoryNodes.STEP),
         EmitOptions(memory=MemoryNodes.STEP),
     ),
+    "nested loops": (lambda: [RolePart("main", NESTED)], EmitOptions(max_unroll=1), EmitOptions(max_unroll=1)),
+    "chain": (chain, EmitOptions(), EmitOptions()),
+    "chain, compact": (chain, EmitOptions(max_unroll=1), EmitOptions(max_unroll=1)),
     "roles": (stages, EmitOptions(), EmitOptions()),
 }
 

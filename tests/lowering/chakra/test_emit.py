@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stablecast.ir.attributes import Shift
 from stablecast.ir.chakra import CollectiveType, NodeType, TraceReader, check, load_trace, open_rank, read_comm_groups
 from stablecast.ir.device_program import P2P, Branch, Kernel, Loop
 from stablecast.ir.errors import InputError

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from stablecast.lowering.device import Target, lower
 from stablecast.lowering.partition import partition, start_worker
 from stablecast.lowering.partition.program import ORDER_NOTE
 from stablecast.lowering.partition.ragged import RAGGED_NOTE
-from stablecast.lowering.partition.stages import stage_axes, stage_roles
+from stablecast.lowering.partition.stages import stage_axes, stage_note, stage_roles
 from stablecast.lowering.partition.tally import tally
 
 P = PartitionSpec
@@ -209,6 +210,51 @@ def test_pipeline_stages_are_roles(families: Any) -> None:
     assert stage_axes(program) == ("stage",)
     roles = stage_roles(lower(program, Target("cuda")), "main")
     assert [role.coords for role in roles] == [{"stage": place} for place in range(8)]
+    note = (
+        "8 stages along stage run one program, as the loop in it moves values on; they wait for each other as it makes"
+    )
+    assert stage_note(lower(program, Target("cuda")), {}).startswith(note)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "shift"),
+    [
+        ([(0, 1), (1, 2), (2, 3)], Shift("d", 1, cyclic=False)),
+        ([(2, 0), (3, 1)], Shift("d", -2, cyclic=False)),
+        ([(0, 3), (1, 0), (2, 1), (3, 2)], Shift("d", -1, cyclic=True)),
+        ([(0, 1), (1, 2)], None),
+        ([(3, 0)], None),
+        ([(0, 1), (1, 0)], None),
+    ],
+)
+def test_permutations_that_are_no_shift(on: Callable[..., Any], pairs: list[tuple[int, int]], shift: Any) -> None:
+    mesh = on(d=4)
+    mapped = jax.shard_map(
+        lambda x: lax.ppermute(x, "d", pairs), mesh=mesh.mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False
+    )
+    program = partition(mesh.module(mapped, mesh.shape(8, 16, axes=("d",))))
+    (op,) = named(program, "stablehlo.collective_permute")
+    assert op.attrs.get("shift") == shift
+
+
+def test_trips_that_a_chain_of_stages_leaves_idle(on: Callable[..., Any]) -> None:
+    mesh = on(stage=4)
+
+    def local(weights: Array, x: Array) -> Array:
+        def tick(held: Array, fed: Array) -> tuple[Array, Array]:
+            out = jnp.tanh((held + fed) @ weights[0])
+            return lax.ppermute(out, "stage", [(i, i + 1) for i in range(3)]), out
+
+        return lax.scan(tick, jnp.zeros_like(x[0]), x)[1]
+
+    mapped = jax.shard_map(
+        local, mesh=mesh.mesh, in_specs=(P("stage"), P()), out_specs=P(None, "stage"), check_vma=False
+    )
+    data = mesh.module(mapped, mesh.shape(4, 16, 16, axes=("stage",)), mesh.shape(12, 8, 16))
+    program = lower(partition(data), Target("cuda"))
+    assert program.stage_axis == "stage"
+    assert "in at least 3 of 12 trips (25 %) a stage has no micro-batch" in stage_note(program, {})
+    assert stage_note(replace(program, stage_axis=""), {}) == ""
 
 
 @pytest.mark.parametrize("rows", [(), ("e",)])
