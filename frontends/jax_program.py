@@ -113,15 +113,27 @@ def _abstract(tree: Any, mesh: Any) -> Any:
     def leaf(value: Any) -> Any:
         if not (hasattr(value, "shape") and hasattr(value, "dtype")):
             return value
-        sharding = getattr(value, "sharding", None)
+        sharding = sharding_of(value)
         if isinstance(sharding, jax.sharding.PartitionSpec):
-            sharding = jax.sharding.NamedSharding(mesh, sharding) if mesh is not None else None
+            if mesh is None:
+                raise InputError(
+                    f"an argument is sharded by {sharding}, but there is no mesh", "give --mesh data=8,model=4"
+                )
+            sharding = jax.sharding.NamedSharding(mesh, sharding)
         if not isinstance(sharding, jax.sharding.NamedSharding):
             sharding = None
         weak = bool(getattr(value, "weak_type", False))
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding, weak_type=weak)
 
     return jax.tree.map(leaf, tree)
+
+
+def sharding_of(value: Any) -> Any:
+    """The sharding of an array or of its description: a `PartitionSpec` where no mesh is set that it would refer to."""
+    try:
+        return getattr(value, "sharding", None)
+    except TypeError:
+        return value._sharding
 
 
 def _name_of(function: Callable[..., Any]) -> str:
@@ -151,7 +163,7 @@ def _uneven(names: Sequence[str], trees: Any) -> str:
     import jax
 
     for name, leaf in zip(names, jax.tree.leaves(trees), strict=False):
-        sharding: Any = getattr(leaf, "sharding", None)
+        sharding: Any = sharding_of(leaf)
         if not isinstance(sharding, jax.sharding.NamedSharding):
             continue
         sizes = dict(sharding.mesh.shape)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from stablecast.frontends.annotations import Annotation, annotation_of, recording
 from stablecast.frontends.arguments import ArgumentOptions, ArraySpec, call_factory, parse_arrays
-from stablecast.frontends.jax_program import capture_jax, describe_exception
+from stablecast.frontends.jax_program import capture_jax, describe_exception, sharding_of
 from stablecast.frontends.registry import Request
 from stablecast.ir.errors import InputError, StablecastError, near_names
 from stablecast.ir.workload import Workload
@@ -214,7 +214,7 @@ def _own_axes(arguments: Sequence[Any]) -> dict[str, int]:
     import jax
 
     leaves: list[Any] = jax.tree.leaves(arguments)
-    shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+    shardings = [sharding_of(leaf) for leaf in leaves]
     meshes = [held.mesh for held in shardings if isinstance(held, jax.sharding.NamedSharding)]
     return {axis: size for mesh in dict.fromkeys(meshes) for axis, size in mesh.shape.items()}
 

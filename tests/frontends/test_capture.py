@@ -266,3 +266,29 @@ def test_artefacts_of_jax_export(tmp_path: Path) -> None:
     path.write_bytes(exported.serialize()[:-200])
     with pytest.raises(InputError, match=r"not a jax.export artefact|not a StableHLO module"):
         load(path)
+
+
+def test_partition_specs_refer_to_the_mesh_that_is_given(tmp_path: Path) -> None:
+    """`--mesh`, the annotation or `mesh=` make the abstract mesh; without any, one line says what is missing."""
+    spec = jax.sharding.PartitionSpec
+    x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32, sharding=spec("data", None))
+
+    def step(w: Any, x: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x @ w, spec("data", "model")).sum()
+
+    workload = stablecast.capture(step, X.update(shape=(1024, 1024)), x, mesh={"data": 16384, "model": 8})
+    assert workload.stage is Stage.GLOBAL_SDY
+    assert workload.num_devices == 131_072
+    assert workload.args[1].sharding is not None
+    assert [str(axis) for dim in workload.args[1].sharding.dims for axis in dim] == ["data"]
+    with pytest.raises(InputError, match="there is no mesh; give --mesh"):
+        stablecast.capture(lambda x: x + 1, x)
+    script = tmp_path / "sharded.py"
+    script.write_text(
+        "import jax, jax.numpy as jnp, stablecast\n"
+        "from jax.sharding import PartitionSpec as P\n"
+        "@stablecast.workload(args=lambda: (jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=P('data')),), mesh={'data': 8})\n"
+        "def step(x):\n    return x.sum()\n"
+    )
+    assert capture_script(f"{script}:step", ArgumentOptions()).num_devices == 8
+    assert capture_script(f"{script}:step", ArgumentOptions(), mesh={"data": 4}).num_devices == 4
