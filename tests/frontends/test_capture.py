@@ -271,7 +271,7 @@ def test_artefacts_of_jax_export(tmp_path: Path) -> None:
 def test_partition_specs_refer_to_the_mesh_that_is_given(tmp_path: Path) -> None:
     """`--mesh`, the annotation or `mesh=` make the abstract mesh; without any, one line says what is missing."""
     spec = jax.sharding.PartitionSpec
-    x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32, sharding=spec("data", None))
+    x = jax.ShapeDtypeStruct((16384, 1024), jnp.float32, sharding=spec("data", None))
 
     def step(w: Any, x: Any) -> Any:
         return jax.lax.with_sharding_constraint(x @ w, spec("data", "model")).sum()
