@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "capture": "stablecast._capture",
     "load": "stablecast._capture",
+    "capture_torch": "stablecast.frontends.torch",
+    "capture_hf": "stablecast.frontends.torch",
     "predict": "stablecast._predict",
     "work": "stablecast._predict",
     "to_chakra": "stablecast._chakra",
@@ -53,6 +55,8 @@ __all__ = [
     "Workload",
     "__version__",
     "capture",
+    "capture_hf",
+    "capture_torch",
     "compare",
     "load",
     "predict",

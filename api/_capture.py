@@ -1,5 +1,6 @@
 """`capture` and `load`: any input to a workload."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -19,15 +20,19 @@ def capture(
     mesh: Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> Workload:
-    """Capture a JAX function as a workload, with no device of `platform` and nothing allocated.
+    """Capture a JAX function or a `torch.nn.Module` as a workload, with no device of `platform` and nothing allocated.
 
     `args`, `kwargs`: values, `jax.ShapeDtypeStruct`s, or pytrees of them; without any, those of
     `@stablecast.workload` on the function are used. `platform`: `cuda`, `rocm`, `tpu` or `cpu`. `static`: names of
-    parameters that are compile-time constants. `mesh`: axis -> size. Raises `InputError` where the function cannot be
-    traced.
+    parameters that are compile-time constants. `mesh`: axis -> size. Of a module, `mode="train"` adds loss, backward
+    and optimiser. Raises `InputError` where the function cannot be traced.
     """
     from stablecast.frontends.jax_program import capture_jax
 
+    if _is_torch_module(function):
+        from stablecast.frontends.torch import capture_module
+
+        return capture_module(function, *args, device="cpu" if platform == "cpu" else "cuda", **kwargs)
     if not callable(function):
         raise InputError(
             f"capture needs a function, not a {type(function).__name__}", "load files with stablecast.load"
@@ -44,6 +49,11 @@ def capture(
         static=tuple(static) or annotation.static,
         mesh=mesh or annotation.mesh,
     )
+
+
+def _is_torch_module(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
 
 
 def _annotated(annotation: Annotation) -> tuple[Sequence[Any], dict[str, Any]]:

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from stablecast.ir.dtypes import DType, dtype
@@ -23,11 +23,15 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentOptions:
-    """How the command line gives arguments: `--args FILE:FUNCTION`, `--arg NAME=DTYPE[SHAPE]`, `--set NAME=VALUE`."""
+    """How the command line gives arguments: `--args FILE:FUNCTION`, `--arg NAME=DTYPE[SHAPE]`, `--set NAME=VALUE`.
+
+    `model`: settings of a model that a configuration describes (`batch`, `seq`, `mode`, `dtype`, `parallel`), as text.
+    """
 
     args: str = ""
     arrays: Sequence[str] = ()
     settings: Sequence[str] = ()
+    model: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def values(self) -> dict[str, Any]:
         """The `--set` pairs."""

@@ -59,7 +59,8 @@ def capture_jax(
         uneven = _uneven(leaf_names(function, args, kwargs or {}, static), [positional, keywords])
         if uneven:
             raise InputError(f"{name}: {uneven}", "choose a mesh whose axes divide the sharded dimensions") from None
-        raise InputError(f"{name} cannot be traced: {describe_exception(error)}") from None
+        hint = "name the axes of --mesh as the program does" if "not found in mesh" in str(error) else ""
+        raise InputError(f"{name} cannot be traced: {describe_exception(error)}", hint) from None
     return _workload(module, function, args, kwargs or {}, static, name, platform)
 
 

@@ -196,7 +196,7 @@ def _axes_of(
 
 
 def _axes_left(call: CallArguments, mesh: Mapping[str, int], name: str) -> dict[str, int]:
-    """The axes of `mesh` for an abstract mesh. Arguments on a mesh of their own need none, but must have these axes."""
+    """The axes of `mesh` for an abstract mesh; where arguments are on one of their own, all of that, if it has them."""
     rest = {axis: size for axis, size in mesh.items() if axis not in call.taken}
     own = _own_axes([call.args, call.kwargs]) if rest else {}
     for axis, size in rest.items():
@@ -206,7 +206,7 @@ def _axes_left(call: CallArguments, mesh: Mapping[str, int], name: str) -> dict[
                 f"--mesh {axis}={size} fits neither a parameter of the factory of the arguments of {name} nor the mesh "
                 f"that they are on ({has})"
             )
-    return {} if own else rest
+    return own or rest
 
 
 def _own_axes(arguments: Sequence[Any]) -> dict[str, int]:

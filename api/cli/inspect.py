@@ -24,6 +24,11 @@ def work(
     args: opt.Args = "",
     arg: opt.Arg = [],
     settings: opt.Set = [],
+    batch: opt.Batch = "",
+    seq: opt.Seq = "",
+    mode: opt.Mode = "",
+    dtype: opt.Dtype = "",
+    parallel: opt.Parallel = "",
     json: opt.Json = False,
 ) -> None:
     """FLOPs and bytes of one device and step, with the conventions that they are counted by."""
@@ -31,7 +36,8 @@ def work(
     from stablecast.report.program import work_text
 
     conventions = opt.make_conventions(loop, dim, rules, padding, causal, branch)
-    chosen = opt.make_options("analytical", "auto", mesh, platform, args, arg, settings, conventions)
+    model = opt.model_settings(batch, seq, mode, dtype, parallel)
+    chosen = opt.make_options("analytical", "auto", mesh, platform, args, arg, settings, conventions, model=model)
     with opt.progress(f"counting {input}"):
         counted = Session(input, chosen).work(fused=fused)
     typer.echo(jsonlib.dumps(counted, indent=2) if json else work_text(counted, input))

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,6 +39,11 @@ Branch = Annotated[
     str, typer.Option("--branch", help="Conditionals: max, min, or the probability of the first branch.")
 ]
 Rules = Annotated[list[str], typer.Option("--rules", help="YAML file of work rules for custom calls.")]
+Batch = Annotated[str, typer.Option("--batch", help="Sequences or images a step, for a Hugging Face config.json.")]
+Seq = Annotated[str, typer.Option("--seq", help="Sequence length, for a config.json.")]
+Mode = Annotated[str, typer.Option("--mode", help="train, forward, prefill or decode, for a config.json.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="Element type of the model, for a config.json: bf16, f16, f32.")]
+Parallel = Annotated[str, typer.Option("--parallel", help="dp4, fsdp8, tp4 or several, for a config.json.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither read nor keep lowered programs on disk.")]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with 3 where the prediction does not fit or is incomplete.")
@@ -79,6 +84,7 @@ def make_options(
     settings: Sequence[str],
     conventions: "Conventions",
     no_cache: bool = False,
+    model: Mapping[str, str] | None = None,
 ) -> "Options":
     """The choices of a prediction."""
     from stablecast._predict import Options, parse_pairs
@@ -89,10 +95,16 @@ def make_options(
         exec_model,
         platform,
         parse_pairs(mesh, "--mesh") or None,
-        ArgumentOptions(args, arg, settings),
+        ArgumentOptions(args, arg, settings, model or {}),
         cache=not no_cache,
         conventions=conventions,
     )
+
+
+def model_settings(batch: str, seq: str, mode: str, dtype: str, parallel: str) -> dict[str, str]:
+    """The settings of a model given by its configuration that the user chose."""
+    given = {"batch": batch, "seq": seq, "mode": mode, "dtype": dtype, "parallel": parallel}
+    return {name: text for name, text in given.items() if text}
 
 
 def one_format(json: bool, csv: bool) -> None:

@@ -40,6 +40,11 @@ def predict(
     dim: opt.Dim = [],
     branch: opt.Branch = "max",
     rules: opt.Rules = [],
+    batch: opt.Batch = "",
+    seq: opt.Seq = "",
+    mode: opt.Mode = "",
+    dtype: opt.Dtype = "",
+    parallel: opt.Parallel = "",
     no_cache: opt.NoCache = False,
     json: opt.Json = False,
     csv: opt.Csv = False,
@@ -53,7 +58,8 @@ def predict(
     from stablecast._predict import Session
 
     conventions = opt.make_conventions(loop, dim, rules, branch=branch)
-    chosen = opt.make_options(backend, exec_model, mesh, platform, args, arg, settings, conventions, no_cache)
+    model = opt.model_settings(batch, seq, mode, dtype, parallel)
+    chosen = opt.make_options(backend, exec_model, mesh, platform, args, arg, settings, conventions, no_cache, model)
     session = Session(input, chosen)
     with opt.progress(f"predicting {input}"):
         if not on:
@@ -86,6 +92,11 @@ def compare(
     dim: opt.Dim = [],
     branch: opt.Branch = "max",
     rules: opt.Rules = [],
+    batch: opt.Batch = "",
+    seq: opt.Seq = "",
+    mode: opt.Mode = "",
+    dtype: opt.Dtype = "",
+    parallel: opt.Parallel = "",
     no_cache: opt.NoCache = False,
     json: opt.Json = False,
     csv: opt.Csv = False,
@@ -96,7 +107,10 @@ def compare(
     from stablecast._compare import compare as compare_all
 
     conventions = opt.make_conventions(loop, dim, rules, branch=branch)
-    chosen = opt.make_options("analytical", exec_model, mesh, platform, args, arg, settings, conventions, no_cache)
+    model = opt.model_settings(batch, seq, mode, dtype, parallel)
+    chosen = opt.make_options(
+        "analytical", exec_model, mesh, platform, args, arg, settings, conventions, no_cache, model
+    )
     with opt.progress(f"comparing {input}"):
         comparison = compare_all(input, on=on, backends=backend, options=chosen)
     typer.echo(comparison.to_json() if json else comparison.to_csv().rstrip() if csv else repr(comparison))
@@ -113,6 +127,11 @@ def capture(
     args: opt.Args = "",
     arg: opt.Arg = [],
     settings: opt.Set = [],
+    batch: opt.Batch = "",
+    seq: opt.Seq = "",
+    mode: opt.Mode = "",
+    dtype: opt.Dtype = "",
+    parallel: opt.Parallel = "",
     json: opt.Json = False,
 ) -> None:
     """Keep a program as one small file that every command reads, with no need of the script or its packages."""
@@ -125,7 +144,7 @@ def capture(
     with opt.progress(f"capturing {input}"):
         made = load(
             input,
-            ArgumentOptions(args, arg, settings),
+            ArgumentOptions(args, arg, settings, opt.model_settings(batch, seq, mode, dtype, parallel)),
             platform=platform or "cuda",
             mesh=parse_pairs(mesh, "--mesh") or None,
         )

@@ -110,6 +110,43 @@ def test_scripts_by_annotation_factory_and_arrays(script: str) -> None:
     assert shapes(capture_script(f"{script}:bare", by_arrays)) == ["x:f32[5]", "y['a']:f32[5]"]
 
 
+MESHES = """
+import jax, jax.numpy as jnp, stablecast
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
+
+def own(dp=1):
+    mesh = AbstractMesh((dp, 2), ("dp", "tp"))
+    return (jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("dp", "tp"))),)
+
+def rows(*, rows=1):
+    return (jax.ShapeDtypeStruct((8 * rows, 8), jnp.float32),)
+
+@stablecast.workload(args=own)
+def step(x):
+    return x @ x
+
+@stablecast.workload(args=rows)
+def split(x):
+    return jax.lax.with_sharding_constraint(x @ x.T, P("tp"))
+"""
+
+
+def test_mesh_axes_go_to_the_factory_and_the_rest_to_an_abstract_mesh(tmp_path: Path) -> None:
+    path = tmp_path / "meshes.py"
+    path.write_text(MESHES)
+    options = ArgumentOptions()
+    assert capture_script(f"{path}:step", options, mesh={"dp": 4}).num_partitions == 8
+    assert capture_script(f"{path}:step", options, mesh={"dp": 4, "tp": 2}).num_partitions == 8
+    both = capture_script(f"{path}:split", options, mesh={"rows": 2, "tp": 4})
+    assert (shapes(both), both.num_partitions) == (["x:f32[16,8]"], 4)
+    with pytest.raises(InputError, match=r"--mesh tp=3 fits neither .* of step nor .* \(dp=1,tp=2\)"):
+        capture_script(f"{path}:step", options, mesh={"tp": 3})
+    with pytest.raises(InputError, match="--mesh says dp=4, --set says dp=2"):
+        capture_script(f"{path}:step", ArgumentOptions(settings=["dp=2"]), mesh={"dp": 4})
+    by_factory = ArgumentOptions(args=f"{path}:own")
+    assert capture_script(f"{path}:split", by_factory, mesh={"dp": 2, "tp": 2}).num_partitions == 4
+
+
 def test_later_ways_replace_what_earlier_ones_gave(script: str) -> None:
     options = ArgumentOptions(arrays=["x=f32[2,2]"])
     assert shapes(capture_script(f"{script}:step", options)) == ["x:f32[2,2]"]

@@ -14,6 +14,7 @@ from stablecast.ir.errors import InputError  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", [False, True])
 def test_program_in_a_file(
     train: bool,

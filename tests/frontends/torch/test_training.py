@@ -72,6 +72,7 @@ def test_unet(training: Callable[..., Any], example: Callable[[str], Any]) -> No
     check(training, sgd(unet.build, widths=(16, 32)), unet.step, unet.inputs(2, 16))
 
 
+@pytest.mark.slow
 def test_resnet_in_double_precision(training: Callable[..., Any], example: Callable[[str], Any]) -> None:
     """At a batch this small batch norm amplifies f32 rounding, in eager as well."""
     resnet = example("torch_resnet")
