@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 import stablecast
 from stablecast._predict import Options, Session
 from stablecast.frontends.arguments import ArgumentOptions
