@@ -185,7 +185,7 @@ class Session:
             return next(iter(ready.values()))
         platform = platform_of(device)
         workload = self.workload(platform)
-        target = Target(platform, arithmetic_of(device))
+        target = Target(platform, arithmetic_of(device), combine=workload.launches is None)
         key = (workload.platform, target.arithmetic)
         if key not in self._lowered:
             lowered = self._lower(workload, target)

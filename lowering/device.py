@@ -37,10 +37,14 @@ from stablecast.lowering.traffic import Traffic, traffic, written_values
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What lowering must know of the machine: the platform's name and what it does with f32 products."""
+    """What lowering must know of the machine: the platform's name and what it does with f32 products.
+
+    `combine`: whether its compiler puts independent collectives together; programs that issue their own do not want it.
+    """
 
     platform: str = "cuda"
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
+    combine: bool = True
 
 
 def lower(
@@ -131,7 +135,8 @@ class _Lowering:
             plain = len(work.terms) == 1 and () in work.terms
             summed = _plus(summed, work.terms[()]) if plain else summed + work
             liveness.step(index, inner)
-        return combine_collectives(tuple(nodes)), summed, liveness.peak
+        body = tuple(nodes)
+        return combine_collectives(body) if self._target.combine else body, summed, liveness.peak
 
     def _node(
         self, graph: Graph, group: Group, needed: set[int], liveness: Liveness, runs: float
