@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stablecast.backends.catalogue import Catalogue
     from stablecast.backends.prediction import Prediction
     from stablecast.frontends.annotations import region, workload
+    from stablecast.frontends.torch import capture_hf, capture_torch
     from stablecast.ir.accounting.registry import register_work
     from stablecast.ir.errors import StablecastError
     from stablecast.ir.workload import Workload

@@ -169,7 +169,8 @@ def _uneven(names: Sequence[str], trees: Any) -> str:
             continue
         sizes = dict(sharding.mesh.shape)
         for axis, entry in enumerate(sharding.spec):
-            axes = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+            several = isinstance(entry, tuple)
+            axes = cast("tuple[str, ...]", entry if several else () if entry is None else (entry,))
             parts = math.prod(sizes.get(part, 1) for part in axes)
             if leaf.shape[axis] % parts:
                 over = " x ".join(f"{part}={sizes[part]}" for part in axes)

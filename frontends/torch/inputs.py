@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stablecast.frontends.annotations import Annotation, annotation_of
 from stablecast.frontends.arguments import ArgumentOptions, ArraySpec, call_factory, parse_arrays
@@ -89,8 +89,8 @@ def _inputs(
 
 def _sequence(given: Any) -> Sequence[Any]:
     if isinstance(given, dict):
-        return tuple(given.values())
-    return given if isinstance(given, (tuple, list)) else (given,)
+        return tuple(cast("dict[str, Any]", given).values())
+    return cast("Sequence[Any]", given) if isinstance(given, (tuple, list)) else (given,)
 
 
 @dataclass(frozen=True, slots=True)
