@@ -4,7 +4,8 @@ Importing this module does not import torch.
 """
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -56,10 +57,22 @@ class TorchScriptFrontend:
         with quiet_output(), user_code(f"the inputs of {names[1]}"):
             inputs = _inputs(annotation, request.arguments, names[1], path)
         mesh = request.mesh or annotation.mesh
-        with quiet_output():
+        with quiet_output(), _helped(names[1], path), user_code(request.text):
             return capture_torch(
                 build, step, inputs, mesh, device=_device(request.platform), source=request.text, name=names[1]
             )
+
+
+@contextmanager
+def _helped(name: str, path: str) -> Generator[None]:
+    """Says how to give inputs where a step was called without them."""
+    try:
+        yield
+    except InputError as error:
+        if f"{name}() missing" not in error.message or error.hint:
+            raise
+        mark = f"put @stablecast.workload(args=make_inputs) on {name}"
+        raise InputError(error.message, f"{mark}, or --args {path}:make_inputs, or --arg 'tokens=i64[2,128]'") from None
 
 
 def _inputs(
@@ -118,7 +131,7 @@ class HuggingFaceFrontend:
                 raise InputError(f"a Hugging Face configuration has no setting '{name}'", near_names(name, SETTINGS))
         sizes = {name: _whole(name, given[name]) for name in ("batch", "seq") if name in given}
         texts = {name: given[name] for name in ("mode", "dtype", "parallel") if name in given}
-        with quiet_output():
+        with quiet_output(), user_code(request.text):
             return capture_hf(Path(request.text), **sizes, **texts, device=_device(request.platform))  # type: ignore[arg-type]
 
 
@@ -145,5 +158,5 @@ class ExportedFrontend:
             raise InputError(f"there is no file {request.text}")
         from stablecast.frontends.torch import capture_exported
 
-        with quiet_output():
+        with quiet_output(), user_code(request.text):
             return capture_exported(request.text, _device(request.platform))

@@ -95,3 +95,15 @@ def test_other_json_is_not_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text("{}")
     assert frontend_for(Request(str(path))).name == "file"
+
+
+def test_a_step_without_inputs_says_how_to_give_them(tmp_path: Path) -> None:
+    text = script(tmp_path)
+    path = Path(text.removesuffix(":build,step"))
+    path.write_text(path.read_text().replace("@stablecast.workload(args=make)\n", ""))
+    with pytest.raises(
+        InputError, match=r"missing 2 required positional arguments: 'x' and 'y'.*--args .*:make_inputs"
+    ):
+        stablecast.load(text)
+    options = ArgumentOptions(arrays=["x=f32[8,64]", "y=i64[8]"])
+    assert Session(text, Options(arguments=options)).work()["matmul_flops"] == 2 * 8 * (2 * 64 * 128 + 3 * 128 * 10)
