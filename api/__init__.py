@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from stablecast._capture import capture, load
+    from stablecast._capture import capture, capture_hf, capture_torch, load
     from stablecast._chakra import read_chakra, to_chakra
     from stablecast._compare import Comparison, compare
     from stablecast._predict import predict, work
     from stablecast.backends.catalogue import Catalogue
     from stablecast.backends.prediction import Prediction
     from stablecast.frontends.annotations import region, workload
-    from stablecast.frontends.torch import capture_hf, capture_torch
     from stablecast.ir.accounting.registry import register_work
     from stablecast.ir.errors import StablecastError
     from stablecast.ir.workload import Workload
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "capture": "stablecast._capture",
     "load": "stablecast._capture",
-    "capture_torch": "stablecast.frontends.torch",
-    "capture_hf": "stablecast.frontends.torch",
+    "capture_torch": "stablecast._capture",
+    "capture_hf": "stablecast._capture",
     "predict": "stablecast._predict",
     "work": "stablecast._predict",
     "to_chakra": "stablecast._chakra",

@@ -8,6 +8,7 @@ from typing import Any, cast
 from stablecast.frontends.annotations import Annotation, annotation_of
 from stablecast.frontends.arguments import ArgumentOptions
 from stablecast.frontends.registry import Request, frontend_for
+from stablecast.frontends.torch.inputs import check_torch
 from stablecast.ir.errors import InputError
 from stablecast.ir.workload import Workload
 
@@ -49,6 +50,39 @@ def capture(
         static=tuple(static) or annotation.static,
         mesh=mesh or annotation.mesh,
     )
+
+
+def capture_torch(
+    build: Callable[..., Any] | None,
+    step: Callable[..., Any],
+    inputs: Sequence[Any] | Callable[[], Sequence[Any]] = (),
+    mesh: Mapping[str, int] | None = None,
+    rank: int = 0,
+    device: str = "cuda",
+    **options: Any,
+) -> Workload:
+    """Capture a PyTorch step, forward to optimiser, as rank `rank` of `mesh` runs it, in this process.
+
+    `build()` makes the state (model, optimiser, ...) and `step(*state, *inputs)` uses it; `options` are those of
+    `stablecast.frontends.torch.capture_torch`. Raises `InputError` where the step depends on data, and where torch is
+    not installed.
+    """
+    check_torch()
+    from stablecast.frontends import torch as frontend
+
+    return frontend.capture_torch(build, step, inputs, mesh, rank, device, **options)
+
+
+def capture_hf(config: str | Path | Mapping[str, Any], batch: int = 1, seq: int = 1024, **options: Any) -> Workload:
+    """Capture the model of a Hugging Face configuration, without weights or network.
+
+    `options`: `mode`, `dtype`, `parallel` and the others of `stablecast.frontends.torch.capture_hf`. Raises
+    `InputError` for what is not known, and where torch is not installed.
+    """
+    check_torch()
+    from stablecast.frontends import torch as frontend
+
+    return frontend.capture_hf(config, batch, seq, **options)
 
 
 def _is_torch_module(value: object) -> bool:
