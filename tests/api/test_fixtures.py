@@ -73,5 +73,5 @@ def test_a_sharded_example_is_partitioned_and_priced_with_its_collectives(exampl
     alone = Options(arguments=ArgumentOptions(settings=["layers=2", "d_model=256", "vocab=1024", "seq=256"]))
     single = Session(f"{examples}/llama.py:train_step", alone).work()
     assert session.work()["matmul_flops"] == single["matmul_flops"]
-    assert prediction.mesh == {"data": 1, "fsdp": 4, "pipeline": 1, "tensor": 1} or prediction.mesh["fsdp"] == 4
+    assert prediction.mesh["fsdp"] == 4
     assert prediction.exposed_communication_s > 0
