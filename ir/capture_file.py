@@ -192,7 +192,7 @@ def _read_launches(held: list[dict[str, Any]] | None) -> LaunchTable | None:
     return None if held is None else LaunchTable(tuple(map(_read_launch, held)))
 
 
-_LISTED = ("shapes", "dtypes", "ops", "result_shapes", "result_dtypes")
+_LISTED = ("shapes", "dtypes", "ops", "view_ops", "result_shapes", "result_dtypes")
 
 
 def _read_launch(held: dict[str, Any]) -> Launch:

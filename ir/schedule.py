@@ -33,9 +33,12 @@ class Schedule:
 class Launch:
     """One ATen call as dispatched: op, shapes and dtypes of its operands, stream, module path, source line.
 
-    `ops`: the StableHLO ops that it became, as places among the ops of the entry function. `result_shapes`,
+    `op`: with namespace and overload, `aten.mm.default`. `shapes`, `dtypes`: of its tensor operands in the order of
+    the call, lists laid flat. `ops`: the StableHLO ops that it became. `view_ops`: those of them that stand for
+    views, memory which eager reads or writes in place (a transposed weight, a slice of a buffer). `result_shapes`,
     `result_dtypes`: of its results. `group`: name of the process group of a collective. `is_view`: it launches no
-    kernel. `host`: it works on host memory only.
+    kernel (views, allocations, waits). `host`: it works on host memory only. `module_path`: phase (`forward`,
+    `backward`, `optimizer`, `step`) and path of the module.
     """
 
     op: str
@@ -50,13 +53,28 @@ class Launch:
     group: str = ""
     is_view: bool = False
     host: bool = False
+    view_ops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchTable:
-    """Every launch in order. Functional StableHLO cannot give this back, so it travels with the capture."""
+    """Every launch in order. Functional StableHLO cannot give this back, so it travels with the capture.
+
+    How ops link: `Launch.ops` holds places in `ir.reader.read(workload.module("main").data).main.body.ops`, the entry
+    function as captured, before any pass. Each op of the entry belongs to one launch at most; launches and their ops
+    ascend together, so that `ops` is a contiguous run. An op that belongs to none re-arranges results after the last
+    call. A fused op is one launch and one `stablehlo.composite`, a fused or foreach optimiser one launch and one
+    composite or chain a parameter. A constant belongs to the first launch that uses it. A launch
+    without `ops`, or with none but `view_ops`, does what the functional program has no need of: results that nobody
+    reads, copies between tensors of one type, FSDP's copies out of its buffer; unless `is_view` it runs a kernel,
+    which its shapes and dtypes describe. Launch numbers are the node numbers of `Schedule`.
+    """
 
     launches: tuple[Launch, ...] = ()
 
     def __len__(self) -> int:
         return len(self.launches)
+
+    def launch_of_op(self) -> dict[int, int]:
+        """Place of an op in the entry function -> number of the launch that it belongs to."""
+        return {op: number for number, launch in enumerate(self.launches) for op in launch.ops}

@@ -204,6 +204,7 @@ def _launches(session: Session, emitted: Emitted) -> LaunchTable:
                 call.group,
                 call.is_view,
                 call.host,
+                tuple(emitted.views_of.get(number, ())),
             )
         )
     return LaunchTable(tuple(rows))

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+VIEWS = ("view.", "scatter.")
+"""Namespaces of the nodes that stand for views of memory, read and written through."""
+
 
 class Ref(int):
     """A value of a graph, by number."""

@@ -25,6 +25,15 @@ from stablecast.ir.errors import InputError
 SMALL_CONSTANT = 65536
 """Tensors that the step makes from data of up to this many elements travel in the program; others are arguments."""
 
+NO_KERNEL = frozenset(
+    {
+        *(f"aten.{name}" for name in (*SAME, "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")),
+        *("aten.set_", "aten.resize_", "_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"),
+        *("c10d.monitored_barrier_", "c10d.check_for_nan"),
+    }
+)
+"""Calls that launch nothing although they are no views: allocations, waits, changes of metadata."""
+
 Handler = Callable[["Recorder", "OpInfo", tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -139,6 +148,7 @@ class Recorder(TorchDispatchMode):
         handler = effects.handler_of(namespace, name, functional, is_view)
         if namespace == "aten" and name not in SAME and private.is_composite(func):
             handler = effects.decomposed
+        is_view = is_view or full.rpartition(".")[0] in NO_KERNEL
         return OpInfo(func, full, f"{namespace}.{functional}", namespace, is_view, writes, handler)
 
     # values of tensors

@@ -10,7 +10,7 @@ from typing import Any
 
 from stablecast.frontends.torch.emit import registry
 from stablecast.frontends.torch.emit.builder import Builder, Val
-from stablecast.frontends.torch.graph import Graph, Group, Node, Place, Ref, Spec, replace_refs
+from stablecast.frontends.torch.graph import VIEWS, Graph, Group, Node, Place, Ref, Spec, replace_refs
 
 Decomposer = Callable[[Node, Sequence[Spec]], Graph | None]
 """(node, specs of its operands in order) -> the same in simpler ops, or None."""
@@ -43,10 +43,15 @@ class Settings:
 
 @dataclass(slots=True)
 class Emitted:
-    """A finished module. `ops_of`: launch -> its ops, as places in the entry function. `rng`: it takes random state."""
+    """A finished module. `rng`: it takes random state.
+
+    `ops_of`: launch -> first and last (exclusive) of its ops, as places in the entry function. `views_of`: launch ->
+    those of its ops that stand for views.
+    """
 
     module: Any
     ops_of: dict[int, tuple[int, int]]
+    views_of: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     unlowered: dict[str, Unlowered] = field(default_factory=dict[str, Unlowered])
     rng: bool = False
     ops: int = 0
@@ -132,9 +137,9 @@ class Emitter(Builder):
             )
             for ref, value in zip(graph.inputs, block.arguments, strict=True):
                 self._env[ref] = Val(value, *specs[ref])
-            ops_of = self._nodes(block)
+            ops_of, views_of = self._nodes(block)
             self._close(main, block, aliases, result_names)
-        return Emitted(module, ops_of, self.unlowered, self._rng_argument is not None, self.count)
+        return Emitted(module, ops_of, views_of, self.unlowered, self._rng_argument is not None, self.count)
 
     def _device_counts(self, module: Any) -> None:
         devices = 1
@@ -144,8 +149,9 @@ class Emitter(Builder):
         module.operation.attributes["mhlo.num_partitions"] = self.ir.IntegerAttr.get(kind, devices)
         module.operation.attributes["mhlo.num_replicas"] = self.ir.IntegerAttr.get(kind, 1)
 
-    def _nodes(self, block: Any) -> dict[int, tuple[int, int]]:
+    def _nodes(self, block: Any) -> tuple[dict[int, tuple[int, int]], dict[int, list[int]]]:
         ops_of: dict[int, tuple[int, int]] = {}
+        views_of: dict[int, list[int]] = {}
         locations: dict[int, Any] = {}
         with self.ir.InsertionPoint(block):
             for node in self.graph.live():
@@ -157,7 +163,9 @@ class Emitter(Builder):
                     self._node(node, self._env)
                 known = ops_of.get(node.launch)
                 ops_of[node.launch] = (first if known is None else known[0], self.count)
-        return ops_of
+                if node.op.startswith(VIEWS):
+                    views_of.setdefault(node.launch, []).extend(range(first, self.count))
+        return ops_of, views_of
 
     def _location(self, place: Place) -> Any:
         ir = self.ir
