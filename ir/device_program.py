@@ -81,8 +81,26 @@ class P2P:
 
 
 @dataclass(frozen=True, slots=True)
+class MicroBatches:
+    """What a loop is in a pipeline: in each trip every stage works on one micro-batch and hands its result on.
+
+    `axis`: mesh axis of the `stages`. `by`: 1 where results go to the next stage, -1 where gradients go back, 0 where
+    both do. `cyclic`: the last stage sends to the first. `count`: micro-batches that go through, 0 where that cannot be
+    told. `rounds`: times that each passes all stages. With a known count, `count * rounds + stages - 1` trips; stage s
+    has no micro-batch in the first s and in the last `stages - 1 - s` of them (counted from the end that feeds).
+    """
+
+    axis: str
+    stages: int
+    by: int
+    cyclic: bool = False
+    count: int = 0
+    rounds: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Loop:
-    """`body` runs `count` times, one trip after the other."""
+    """`body` runs `count` times, one trip after the other. `micro_batches`: of a loop that a pipeline runs through."""
 
     body: "Body"
     count: Count
@@ -90,6 +108,7 @@ class Loop:
     location: Location = UNKNOWN_LOCATION
     deps: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    micro_batches: MicroBatches | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +185,16 @@ class DeviceProgram:
     notes: tuple[str, ...] = ()
     stage_axis: str = ""
 
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline along `stage_axis`; 1 where there is none."""
+        sizes = (mesh.axis_size(self.stage_axis) for mesh in self.meshes if self.stage_axis in dict(mesh.axes))
+        return next(sizes, 1) if self.stage_axis else 1
+
+    def pipeline_loops(self) -> Iterator[Loop]:
+        """The loops over micro-batches of its pipeline, in order: forward, then backward, in a training step."""
+        yield from _pipeline_loops(self.body)
+
     def collectives(self) -> Iterator[tuple[Collective, Count]]:
         """Every collective with the trips of the loops around it (unknown counts as their symbol)."""
         yield from _collectives(self.body, 1)
@@ -181,3 +210,14 @@ def _collectives(body: Body, count: Count) -> Iterator[tuple[Collective, Count]]
         elif isinstance(node, Branch):
             for branch in node.bodies:
                 yield from _collectives(branch, count)
+
+
+def _pipeline_loops(body: Body) -> Iterator[Loop]:
+    for node in body:
+        if isinstance(node, Loop):
+            if node.micro_batches is not None:
+                yield node
+            yield from _pipeline_loops(node.body)
+        elif isinstance(node, Branch):
+            for branch in node.bodies:
+                yield from _pipeline_loops(branch)

@@ -13,7 +13,7 @@ from stablecast.ir.chakra.program_file import (
     program_of_json,
     program_to_json,
 )
-from stablecast.ir.device_program import P2P, Body, Branch, Collective, DeviceProgram, Kernel, Loop, Node
+from stablecast.ir.device_program import P2P, Body, Branch, Collective, DeviceProgram, Kernel, Loop, MicroBatches, Node
 from stablecast.ir.groups import Groups
 from stablecast.ir.types import Count, Location, Symbol
 
@@ -66,7 +66,8 @@ class _Writer:
             return ["p", common, node.direction, node.axis, node.shift, node.tag, node.nbytes, node.stream]
         if isinstance(node, Loop):
             count = node.count if isinstance(node.count, int) else asdict(node.count)
-            return ["l", common, self.body(node.body), count]
+            passing = None if node.micro_batches is None else asdict(node.micro_batches)
+            return ["l", common, self.body(node.body), count, passing]
         chances = None if node.probability is None else list(node.probability)
         return ["b", common, [self.body(body) for body in node.bodies], chances]
 
@@ -100,7 +101,8 @@ class _Reader:
             direction, axis, shift, tag, nbytes, stream = own
             return P2P(direction, axis, shift, tag, nbytes, stream, scope, location, deps, after)
         if kind == "l":
-            return Loop(self.body(own[0]), _count(own[1]), scope, location, deps, after)
+            passing = None if own[2] is None else MicroBatches(**own[2])
+            return Loop(self.body(own[0]), _count(own[1]), scope, location, deps, after, passing)
         chances = None if own[1] is None else tuple(own[1])
         return Branch(tuple(map(self.body, own[0])), chances, scope, location, deps, after)
 

@@ -29,7 +29,7 @@ from stablecast.lowering.fusion import fuse
 from stablecast.lowering.graph import Graph, build_graph
 from stablecast.lowering.memory import Liveness, Residents
 from stablecast.lowering.multi_output import Group
-from stablecast.lowering.partition.stages import stage_axes
+from stablecast.lowering.partition.stages import micro_batch_loops, stage_axes
 from stablecast.lowering.products import Arithmetic
 from stablecast.lowering.rows import group_key, hero_of, make_row
 from stablecast.lowering.traffic import Traffic, traffic, written_values
@@ -83,6 +83,9 @@ class _Lowering:
         self._runs: dict[int, float] = {}
         self._opaque: dict[str, _Opaque] = {}
         self._bytes = 0.0
+        stages = stage_axes(program)
+        self._stage_axis = stages[0] if len(stages) == 1 else ""
+        self._micro_batches = micro_batch_loops(program, self._stage_axis) if self._stage_axis else {}
 
     def run(self) -> DeviceProgram:
         program = self._program
@@ -95,7 +98,6 @@ class _Lowering:
         residents = Residents(kept=set(graph.arguments) - donated, donated=donated)
         body, work, temp = self._body(graph, residents, 1.0)
         open_counts = any(self._value(symbol) is None for symbol in work.symbols)
-        stages = stage_axes(program)
         return DeviceProgram(
             name=program.name,
             body=body,
@@ -109,7 +111,7 @@ class _Lowering:
             unmodelled=self._unmodelled(),
             complete=not self._opaque and not open_counts,
             notes=program.notes,
-            stage_axis=stages[0] if len(stages) == 1 else "",
+            stage_axis=self._stage_axis,
         )
 
     def _value(self, count: Count) -> int | None:
@@ -224,7 +226,8 @@ class _Lowering:
             trips = value if value is not None else (1 if isinstance(op.count, int) else op.count.low)
             body, work, temp = self._region(bodies[1], runs * trips)
             count: Count = value if value is not None else op.count
-            return Loop(body, count, scope, location), work.times(count), temp
+            passing = self._micro_batches.get(op.results[0]) if op.results else None
+            return Loop(body, count, scope, location, micro_batches=passing), work.times(count), temp
         return self._branch(bodies, runs, scope, location)
 
     def _branch(

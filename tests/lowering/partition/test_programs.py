@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,7 +17,6 @@ from stablecast.lowering.device import Target, lower
 from stablecast.lowering.partition import partition, start_worker
 from stablecast.lowering.partition.program import ORDER_NOTE
 from stablecast.lowering.partition.ragged import RAGGED_NOTE
-from stablecast.lowering.partition.stages import stage_axes, stage_note, stage_roles
 from stablecast.lowering.partition.tally import tally
 
 P = PartitionSpec
@@ -202,20 +200,6 @@ def test_permutation_over_131072_devices_is_a_shift(on: Callable[..., Any]) -> N
     assert groups.members(9)[:2] == (1, 9)
 
 
-def test_pipeline_stages_are_roles(families: Any) -> None:
-    family = families.FAMILIES["ppermute_pipeline"]
-    mesh = AbstractMesh(tuple(family.mesh.values()), tuple(family.mesh))
-    text = families.lowered("pipeline", family, mesh).as_text(debug_info=True)
-    program = partition(text.encode())
-    assert stage_axes(program) == ("stage",)
-    roles = stage_roles(lower(program, Target("cuda")), "main")
-    assert [role.coords for role in roles] == [{"stage": place} for place in range(8)]
-    note = (
-        "8 stages along stage run one program, as the loop in it moves values on; they wait for each other as it makes"
-    )
-    assert stage_note(lower(program, Target("cuda")), {}).startswith(note)
-
-
 @pytest.mark.parametrize(
     ("pairs", "shift"),
     [
@@ -235,26 +219,6 @@ def test_which_permutations_are_shifts(on: Callable[..., Any], pairs: list[tuple
     program = partition(mesh.module(mapped, mesh.shape(8, 16, axes=("d",))))
     (op,) = named(program, "stablehlo.collective_permute")
     assert op.attrs.get("shift") == shift
-
-
-def test_trips_that_a_chain_of_stages_leaves_idle(on: Callable[..., Any]) -> None:
-    mesh = on(stage=4)
-
-    def local(weights: Array, x: Array) -> Array:
-        def tick(held: Array, fed: Array) -> tuple[Array, Array]:
-            out = jnp.tanh((held + fed) @ weights[0])
-            return lax.ppermute(out, "stage", [(i, i + 1) for i in range(3)]), out
-
-        return lax.scan(tick, jnp.zeros_like(x[0]), x)[1]
-
-    mapped = jax.shard_map(
-        local, mesh=mesh.mesh, in_specs=(P("stage"), P()), out_specs=P(None, "stage"), check_vma=False
-    )
-    data = mesh.module(mapped, mesh.shape(4, 16, 16, axes=("stage",)), mesh.shape(12, 8, 16))
-    program = lower(partition(data), Target("cuda"))
-    assert program.stage_axis == "stage"
-    assert "in at least 3 of 12 trips (25 %) a stage has no micro-batch" in stage_note(program, {})
-    assert stage_note(replace(program, stage_axis=""), {}) == ""
 
 
 @pytest.mark.parametrize("rows", [(), ("e",)])
