@@ -39,6 +39,7 @@ Out = Annotated[Path | None, typer.Option("--output", "-o", help="Write to a fil
 
 
 @chakra.command(_WRITE)
+@opt.grouped
 def write(
     input: Annotated[str, typer.Argument(metavar="INPUT", help="As of predict, or a Chakra prefix to write anew.")],
     output: Annotated[str, typer.Option("--output", "-o", help="DIR/prefix of the files.")],
@@ -57,15 +58,9 @@ def write(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing, only count.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     backend: opt.Backend = "analytical",
-    exec_model: opt.Exec = "auto",
-    mesh: opt.Mesh = [],
-    platform: opt.For = "",
-    args: opt.Args = "",
-    arg: opt.Arg = [],
-    settings: opt.Set = [],
-    loop: opt.Loop = [],
-    dim: opt.Dim = [],
-    branch: opt.Branch = "max",
+    source: opt.SourceChoices = opt.SourceChoices(),
+    counting: opt.CountingChoices = opt.CountingChoices(),
+    execution: opt.ExecutionChoices = opt.ExecutionChoices(),
     json: opt.Json = False,
 ) -> None:
     """Write the traces of every rank, groups, ASTRA-sim's configuration and a manifest. 'write' may be left out."""
@@ -74,8 +69,7 @@ def write(
 
     if tar and dry_run:
         raise InputError("--tar and --dry-run exclude each other")
-    conventions = opt.make_conventions(loop, dim, branch=branch)
-    session = Session(input, opt.make_options(backend, exec_model, mesh, platform, args, arg, settings, conventions))
+    session = Session(input, opt.make_options(source, counting, execution, backend))
     chosen = ChakraOptions(
         overwrite=overwrite,
         target="tar" if tar else "dry-run" if dry_run else "files",

@@ -1,11 +1,14 @@
 """Options that several commands share."""
 
+import inspect
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +16,7 @@ from stablecast.ir.errors import InputError
 
 if TYPE_CHECKING:
     from stablecast._predict import Options
+    from stablecast.frontends.arguments import ArgumentOptions
     from stablecast.ir.accounting.values import Conventions
 
 Input = Annotated[
@@ -50,61 +54,123 @@ Strict = Annotated[
 ]
 
 
-def make_conventions(
-    loops: Sequence[str],
-    dims: Sequence[str],
-    rules: Sequence[str] = (),
-    padding: str = "in",
-    causal: str = "full",
-    branch: str = "max",
-) -> "Conventions":
-    """The counting conventions that the flags choose."""
-    from stablecast._predict import parse_pairs
-    from stablecast.ir.accounting import load_rules
-    from stablecast.ir.accounting.values import Conventions
+@dataclass(frozen=True, slots=True)
+class SourceChoices:
+    """How INPUT becomes a program: mesh and platform of a script, its arguments, settings of a model configuration."""
 
-    for path in rules:
-        load_rules(Path(path))
-    chance: str | float = branch
-    if branch not in ("max", "min"):
-        try:
-            chance = float(branch)
-        except ValueError:
-            raise InputError(f"--branch '{branch}' is not max, min or a probability") from None
-    return Conventions(padding, causal, chance, parse_pairs(loops, "--loop"), parse_pairs(dims, "--dim"))
+    mesh: Mesh = field(default_factory=list[str])
+    platform: For = ""
+    args: Args = ""
+    arg: Arg = field(default_factory=list[str])
+    settings: Set = field(default_factory=list[str])
+    batch: Batch = ""
+    seq: Seq = ""
+    mode: Mode = ""
+    dtype: Dtype = ""
+    parallel: Parallel = ""
+
+    def mesh_axes(self) -> dict[str, int] | None:
+        """Axis -> size, None where none was given."""
+        from stablecast._predict import parse_pairs
+
+        return parse_pairs(self.mesh, "--mesh") or None
+
+    def arguments(self) -> "ArgumentOptions":
+        """How a script or model configuration gets its arguments."""
+        from stablecast.frontends.arguments import ArgumentOptions
+
+        model = {name: getattr(self, name) for name in ("batch", "seq", "mode", "dtype", "parallel")}
+        return ArgumentOptions(self.args, self.arg, self.settings, {name: text for name, text in model.items() if text})
+
+
+@dataclass(frozen=True, slots=True)
+class CountingChoices:
+    """What the program leaves open, and how it is counted."""
+
+    loop: Loop = field(default_factory=list[str])
+    dim: Dim = field(default_factory=list[str])
+    branch: Branch = "max"
+    rules: Rules = field(default_factory=list[str])
+
+    def conventions(self, padding: str = "in", causal: str = "full") -> "Conventions":
+        """The counting conventions that the flags choose; raises `InputError`."""
+        from stablecast._predict import parse_pairs
+        from stablecast.ir.accounting import load_rules
+        from stablecast.ir.accounting.values import Conventions
+
+        for path in self.rules:
+            load_rules(Path(path))
+        chance: str | float = self.branch
+        if self.branch not in ("max", "min"):
+            try:
+                chance = float(self.branch)
+            except ValueError:
+                raise InputError(f"--branch '{self.branch}' is not max, min or a probability") from None
+        loops, dims = parse_pairs(self.loop, "--loop"), parse_pairs(self.dim, "--dim")
+        return Conventions(padding, causal, chance, loops, dims)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionChoices:
+    """How the program is executed on a device."""
+
+    exec_model: Exec = "auto"
+    no_cache: NoCache = False
 
 
 def make_options(
-    backend: str,
-    exec_model: str,
-    mesh: Sequence[str],
-    platform: str,
-    args: str,
-    arg: Sequence[str],
-    settings: Sequence[str],
-    conventions: "Conventions",
-    no_cache: bool = False,
-    model: Mapping[str, str] | None = None,
+    source: SourceChoices,
+    counting: CountingChoices,
+    execution: ExecutionChoices,
+    backend: str = "analytical",
+    conventions: "Conventions | None" = None,
 ) -> "Options":
     """The choices of a prediction."""
-    from stablecast._predict import Options, parse_pairs
-    from stablecast.frontends.arguments import ArgumentOptions
+    from stablecast._predict import Options
 
     return Options(
         backend,
-        exec_model,
-        platform,
-        parse_pairs(mesh, "--mesh") or None,
-        ArgumentOptions(args, arg, settings, model or {}),
-        cache=not no_cache,
-        conventions=conventions,
+        execution.exec_model,
+        source.platform,
+        source.mesh_axes(),
+        source.arguments(),
+        cache=not execution.no_cache,
+        conventions=conventions or counting.conventions(),
     )
 
 
-def model_settings(batch: str, seq: str, mode: str, dtype: str, parallel: str) -> dict[str, str]:
-    """The settings of a model given by its configuration that the user chose."""
-    given = {"batch": batch, "seq": seq, "mode": mode, "dtype": dtype, "parallel": parallel}
-    return {name: text for name, text in given.items() if text}
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with every parameter that is a group of choices spread out into the options of its fields."""
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, type[Any]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+            parameters += _spread(parameter.annotation)
+        else:
+            parameters.append(parameter)
+
+    @wraps(command)
+    def spread(*positional: Any, **given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{one.name: given.pop(one.name) for one in fields(group)})
+        command(*positional, **given)
+
+    setattr(spread, "__signature__", inspect.Signature(parameters))  # noqa: B010
+    spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return spread
+
+
+def _spread(group: type[Any]) -> list[inspect.Parameter]:
+    return [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=one.default if one.default_factory is MISSING else one.default_factory(),
+            annotation=one.type,
+        )
+        for one in fields(group)
+    ]
 
 
 def one_format(json: bool, csv: bool) -> None:

@@ -26,26 +26,14 @@ Backends = Annotated[list[str], typer.Option("--backend", help="A backend; give 
 
 
 @app.command()
+@opt.grouped
 def predict(
     input: opt.Input,
     on: On = "",
     backend: opt.Backend = "analytical",
-    exec_model: opt.Exec = "auto",
-    mesh: opt.Mesh = [],
-    platform: opt.For = "",
-    args: opt.Args = "",
-    arg: opt.Arg = [],
-    settings: opt.Set = [],
-    loop: opt.Loop = [],
-    dim: opt.Dim = [],
-    branch: opt.Branch = "max",
-    rules: opt.Rules = [],
-    batch: opt.Batch = "",
-    seq: opt.Seq = "",
-    mode: opt.Mode = "",
-    dtype: opt.Dtype = "",
-    parallel: opt.Parallel = "",
-    no_cache: opt.NoCache = False,
+    source: opt.SourceChoices = opt.SourceChoices(),
+    counting: opt.CountingChoices = opt.CountingChoices(),
+    execution: opt.ExecutionChoices = opt.ExecutionChoices(),
     json: opt.Json = False,
     csv: opt.Csv = False,
     strict: opt.Strict = False,
@@ -57,10 +45,7 @@ def predict(
     opt.one_format(json, csv)
     from stablecast._predict import Session
 
-    conventions = opt.make_conventions(loop, dim, rules, branch=branch)
-    model = opt.model_settings(batch, seq, mode, dtype, parallel)
-    chosen = opt.make_options(backend, exec_model, mesh, platform, args, arg, settings, conventions, no_cache, model)
-    session = Session(input, chosen)
+    session = Session(input, opt.make_options(source, counting, execution, backend))
     with opt.progress(f"predicting {input}"):
         if not on:
             from stablecast.report.program import program_dict, program_text
@@ -78,26 +63,14 @@ def predict(
 
 
 @app.command()
+@opt.grouped
 def compare(
     input: opt.Input,
     on: Many = [],
     backend: Backends = ["analytical"],
-    exec_model: opt.Exec = "auto",
-    mesh: opt.Mesh = [],
-    platform: opt.For = "",
-    args: opt.Args = "",
-    arg: opt.Arg = [],
-    settings: opt.Set = [],
-    loop: opt.Loop = [],
-    dim: opt.Dim = [],
-    branch: opt.Branch = "max",
-    rules: opt.Rules = [],
-    batch: opt.Batch = "",
-    seq: opt.Seq = "",
-    mode: opt.Mode = "",
-    dtype: opt.Dtype = "",
-    parallel: opt.Parallel = "",
-    no_cache: opt.NoCache = False,
+    source: opt.SourceChoices = opt.SourceChoices(),
+    counting: opt.CountingChoices = opt.CountingChoices(),
+    execution: opt.ExecutionChoices = opt.ExecutionChoices(),
     json: opt.Json = False,
     csv: opt.Csv = False,
     strict: opt.Strict = False,
@@ -106,11 +79,7 @@ def compare(
     opt.one_format(json, csv)
     from stablecast._compare import compare as compare_all
 
-    conventions = opt.make_conventions(loop, dim, rules, branch=branch)
-    model = opt.model_settings(batch, seq, mode, dtype, parallel)
-    chosen = opt.make_options(
-        "analytical", exec_model, mesh, platform, args, arg, settings, conventions, no_cache, model
-    )
+    chosen = opt.make_options(source, counting, execution)
     with opt.progress(f"comparing {input}"):
         comparison = compare_all(input, on=on, backends=backend, options=chosen)
     typer.echo(comparison.to_json() if json else comparison.to_csv().rstrip() if csv else repr(comparison))
@@ -119,34 +88,24 @@ def compare(
 
 
 @app.command()
+@opt.grouped
 def capture(
     input: opt.Input,
     output: Annotated[Path, typer.Option("--output", "-o", help="The capture file to write, step.sc.")],
-    mesh: opt.Mesh = [],
-    platform: opt.For = "cuda",
-    args: opt.Args = "",
-    arg: opt.Arg = [],
-    settings: opt.Set = [],
-    batch: opt.Batch = "",
-    seq: opt.Seq = "",
-    mode: opt.Mode = "",
-    dtype: opt.Dtype = "",
-    parallel: opt.Parallel = "",
+    source: opt.SourceChoices = opt.SourceChoices(),
     json: opt.Json = False,
 ) -> None:
     """Keep a program as one small file that every command reads, with no need of the script or its packages."""
     from stablecast._capture import load
-    from stablecast._predict import parse_pairs
-    from stablecast.frontends.arguments import ArgumentOptions
     from stablecast.ir import capture_file
 
     opt.writable(output)
     with opt.progress(f"capturing {input}"):
         made = load(
             input,
-            ArgumentOptions(args, arg, settings, opt.model_settings(batch, seq, mode, dtype, parallel)),
-            platform=platform or "cuda",
-            mesh=parse_pairs(mesh, "--mesh") or None,
+            source.arguments(),
+            platform=source.platform or "cuda",
+            mesh=source.mesh_axes(),
         )
         capture_file.write(made, output)
     if json:

@@ -20,6 +20,7 @@ Traces = Annotated[
 
 
 @app.command()
+@opt.grouped
 def validate(
     traces: Traces,
     workload: Annotated[
@@ -27,14 +28,9 @@ def validate(
     ] = "",
     on: Annotated[str, typer.Option("--on", metavar="NAME[:N]", help="The device or system that it ran on.")] = "",
     backend: opt.Backend = "analytical",
-    exec_model: opt.Exec = "auto",
-    mesh: opt.Mesh = [],
-    platform: opt.For = "",
-    args: opt.Args = "",
-    arg: opt.Arg = [],
-    settings: opt.Set = [],
-    loop: opt.Loop = [],
-    dim: opt.Dim = [],
+    source: opt.SourceChoices = opt.SourceChoices(),
+    counting: opt.CountingChoices = opt.CountingChoices(),
+    execution: opt.ExecutionChoices = opt.ExecutionChoices(),
     step: Annotated[
         str, typer.Option("--step", help="The annotation that marks a step, where it has an unusual name.")
     ] = "",
@@ -61,10 +57,7 @@ def validate(
         raise InputError("--graph compares with a prediction", "give --on, and --workload where there is one")
     session = None
     if workload:
-        conventions = opt.make_conventions(loop, dim)
-        session = Session(
-            workload, opt.make_options(backend, exec_model, mesh, platform, args, arg, settings, conventions)
-        )
+        session = Session(workload, opt.make_options(source, counting, execution, backend))
     with opt.progress(f"reading {traces[0]}"):
         report = run_validation(*traces, session=session, on=on, backend=backend, device=device, step=step)
     if output is not None:
