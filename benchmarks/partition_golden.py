@@ -1,8 +1,8 @@
 """Golden counts for partitioning, made by XLA's own partitioner on virtual CPU devices.
 
-    python benchmarks/partition_golden.py [--small] [--only FAMILY] [--compare]
+    python benchmarks/partition_golden.py [--fresh | --small] [--only FAMILY] [--compare]
 
-Compiles every family of `partition_families.py` on up to 64 virtual devices, stops right after SPMD partitioning, and
+Compiles every family of `partition_families.py` (or `partition_fresh.py`, `partition_small.py`) on up to 64 virtual devices, stops right after SPMD partitioning, and
 writes collectives by kind and axes and matrix FLOPs, raw and after the two rewrites that both sides get, to
 `tests/lowering/partition/golden/<family>.json`. `--compare` prints stablecast's own numbers beside them instead.
 """
@@ -31,6 +31,7 @@ import numpy as np  # noqa: E402
 from jax.extend import xla as jax_xla  # noqa: E402
 from jax.sharding import AbstractMesh, Mesh  # noqa: E402
 from partition_families import FAMILIES, lowered  # noqa: E402
+from partition_fresh import FRESH  # noqa: E402
 from partition_small import SMALL  # noqa: E402
 
 from stablecast.ir import mlir  # noqa: E402
@@ -41,7 +42,7 @@ from stablecast.lowering.partition import partition  # noqa: E402
 from stablecast.lowering.partition.rewrite import two_rewrites, with_calls_inlined  # noqa: E402
 from stablecast.lowering.partition.tally import Tally, tally  # noqa: E402
 
-ALL = {**FAMILIES, **SMALL}
+ALL = {**FAMILIES, **FRESH, **SMALL}
 
 
 class _Stop(Exception):
@@ -153,9 +154,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=list(ALL))
     parser.add_argument("--compare", action="store_true")
+    parser.add_argument("--fresh", action="store_true", help="the families of partition_fresh.py")
     parser.add_argument("--small", action="store_true", help="the single ops of partition_small.py")
     options = parser.parse_args()
-    names = options.only or list(SMALL if options.small else FAMILIES)
+    names = options.only or list(SMALL if options.small else FRESH if options.fresh else FAMILIES)
     if options.compare:
         results = [compare(name) for name in names]
         print(f"{sum(results)} of {len(results)} families equal")
