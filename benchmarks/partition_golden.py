@@ -2,9 +2,10 @@
 
     python benchmarks/partition_golden.py [--fresh | --small] [--only FAMILY] [--compare]
 
-Compiles every family of `partition_families.py` (or `partition_fresh.py`, `partition_small.py`) on up to 64 virtual devices, stops right after SPMD partitioning, and
-writes collectives by kind and axes and matrix FLOPs, raw and after the two rewrites that both sides get, to
-`tests/lowering/partition/golden/<family>.json`. `--compare` prints stablecast's own numbers beside them instead.
+Compiles every family of `partition_families.py` (or `partition_fresh.py`, `partition_small.py`) on up to 64 virtual
+devices, stops right after SPMD partitioning, and writes collectives by kind and axes and matrix FLOPs, raw and after
+the two rewrites that both sides get, to `tests/lowering/partition/golden/<family>.json`. `--compare` prints
+stablecast's own numbers beside them instead.
 """
 
 import argparse
