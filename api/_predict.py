@@ -11,8 +11,9 @@ from stablecast._capture import capture, load
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Device, System
 from stablecast.backends.prediction import Prediction
-from stablecast.backends.predictor import Settings, predict_device_program
+from stablecast.backends.predictor import PREDICTED, ProgramRole, Settings, predict_roles
 from stablecast.backends.registry import parse_choice
+from stablecast.backends.schedule import ScheduleSettings
 from stablecast.frontends.arguments import ArgumentOptions
 from stablecast.frontends.chakra import TracePrograms, is_chakra, read_chakra
 from stablecast.frontends.registry import Request, frontend_for
@@ -38,6 +39,18 @@ Source = Workload | DeviceProgram | TracePrograms | Callable[..., Any] | str | P
 
 
 @dataclass(frozen=True, slots=True)
+class TimelineOptions:
+    """How the step is laid out in time. `contention`: whether running collectives take cores, memory and links."""
+
+    contention: bool = True
+
+    @property
+    def settings(self) -> ScheduleSettings:
+        """The same as settings of a schedule."""
+        return PREDICTED if self.contention else replace(PREDICTED, contention=None)
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What the user may choose besides input and system.
 
@@ -53,6 +66,7 @@ class Options:
     arguments: ArgumentOptions = field(default_factory=ArgumentOptions)
     cache: bool = True
     conventions: Conventions = field(default_factory=Conventions)
+    timeline: TimelineOptions = field(default_factory=TimelineOptions)
 
 
 def platform_of(device: Device) -> str:
@@ -230,16 +244,10 @@ class Session:
         started = time.perf_counter()
         system = self.system(spec)
         program = self.device_program(system.device)
-        settings = Settings(parse_choice(self.options.backend), self.options.conventions.loops)
-        roles = self.traces() or {"": program}
-        made, name = max(
-            ((predict_device_program(role, system, settings, self.name), name) for name, role in roles.items()),
-            key=lambda pair: pair[0].step_time_s,
-        )
-        if len(roles) > 1:
-            note = f"{len(roles)} roles, this is the slowest ({name}); waiting for the others is not counted"
-            made = replace(made, assumptions=(*made.assumptions, note))
-        stages = stage_note(roles[name], self.options.conventions.loops)
+        choice, timeline = parse_choice(self.options.backend), self.options.timeline
+        settings = Settings(choice, self.options.conventions.loops, timeline.settings)
+        made = predict_roles(self._roles(program), system, settings, self.name)
+        stages = stage_note(program, self.options.conventions.loops)
         if stages:
             made = replace(made, assumptions=(*made.assumptions, stages))
         native = platform_of(system.device)
@@ -247,6 +255,12 @@ class Session:
             note = f"the module was lowered for {program.platform}, not for {native}"
             made = replace(made, assumptions=(*made.assumptions, note))
         return replace(made, wall_s=time.perf_counter() - started)
+
+    def _roles(self, program: DeviceProgram) -> list[ProgramRole]:
+        ready = self.traces()
+        if ready is None or len(ready) == 1:
+            return [ProgramRole("", program)]
+        return [ProgramRole(role.name, role.program, role.coords, role.speed) for role in ready.roles.values()]
 
     @property
     def name(self) -> str:

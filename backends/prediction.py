@@ -3,8 +3,10 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stablecast.backends.schedule.timeline import Timeline
 from stablecast.ir.device_program import Unmodelled
 from stablecast.ir.work import Work
 
@@ -85,14 +87,39 @@ class CollectiveTime:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class RoleTime:
+    """A role of a step (a pipeline stage, a straggler): seconds in kernels, in communication alone, and idle."""
+
+    name: str
+    speed: float
+    compute_s: float
+    exposed_communication_s: float
+    idle_s: float
+    peak_memory_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "speed": self.speed,
+            "compute_s": self.compute_s,
+            "exposed_communication_s": self.exposed_communication_s,
+            "idle_s": self.idle_s,
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Prediction:
     """The step time of a workload on a system, with its range, parts, sources and assumptions.
 
     Times in seconds, sizes in bytes, FLOPs with 2 per multiply-add. `work`: of one device and step, after fusion.
     `mfu`: model FLOPs (no recomputation, no padding) over peak x time, `hfu`: executed FLOPs, both None without
-    matrix work. `bound_s`: seconds by what limits them. `complete` is False where something is not modelled or a
-    loop's count is unknown; the time is then a lower bound. `error`: set in comparisons where this row has no time.
+    matrix work. `bound_s`: seconds by what limits them. `exposed_by_axis_s`: exposed communication by mesh axes.
+    `idle_s`: seconds in which a device does nothing (the bubble of a pipeline). `critical_s`: seconds of the critical
+    path by scope. `roles`: of a step of several, the rest is that of the busiest. `complete` is False where something
+    is not modelled or a loop's count is unknown; the time is then a lower bound. `error`: set in comparisons where this
+    row has no time.
     """
 
     workload: str
@@ -122,11 +149,31 @@ class Prediction:
     backend_share: Mapping[str, float] = field(default_factory=dict[str, float])
     wall_s: float = 0.0
     error: str = ""
+    exposed_by_axis_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    idle_s: float = 0.0
+    critical_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    roles: tuple[RoleTime, ...] = ()
+    timelines: tuple[Timeline, ...] = field(default=(), compare=False)
 
     @property
     def fits(self) -> bool:
         """Whether the peak is within the device's memory."""
         return self.peak_memory_bytes <= self.memory_bytes
+
+    @property
+    def bubble(self) -> float:
+        """Share of the step in which devices do nothing, over all roles evenly."""
+        idle = [role.idle_s for role in self.roles] or [self.idle_s]
+        return sum(idle) / len(idle) / self.step_time_s if self.step_time_s else 0.0
+
+    def to_perfetto(self, path: str | Path) -> None:
+        """Write the step as a Perfetto trace, a track a stream and role (`pip install 'stablecast[perfetto]'`).
+
+        Raises `InputError` where the perfetto package is missing or the system refuses the write.
+        """
+        from stablecast.backends.schedule.perfetto import write_perfetto
+
+        write_perfetto(path, [entry for timeline in self.timelines for entry in timeline.slices])
 
     @property
     def bound(self) -> str:
@@ -161,6 +208,11 @@ class Prediction:
             "bound": self.bound,
             "bound_s": dict(self.bound_s),
             "backend_share": dict(self.backend_share),
+            "exposed_by_axis": dict(self.exposed_by_axis_s),
+            "idle_s": self.idle_s,
+            "bubble": self.bubble,
+            "critical_path": [{"scope": scope, "time_s": time} for scope, time in self.critical_s.items()],
+            "roles": [role.to_dict() for role in self.roles],
             "kernels": [kernel.to_dict() for kernel in self.kernels],
             "collectives": [collective.to_dict() for collective in self.collectives],
             "assumptions": list(self.assumptions),

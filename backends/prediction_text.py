@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stablecast.backends.prediction import CollectiveTime, KernelTime, Prediction
 from stablecast.ir.errors import InputError
+from stablecast.ir.scopes import family
 from stablecast.ir.text import count, html_table, percent, quantity, seconds, shorten, table, time_range
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 LARGEST = 12
 """Kernels that a report lists; the rest is one line."""
 _SCOPE_WIDTH = 44
+_CRITICAL = 4
 _KERNEL_HEAD = ("time", "share", "runs", "kernel", "shape", "bound by", "scope", "source")
 _RIGHT = (0, 1, 2)
 
@@ -29,7 +31,28 @@ def headline(prediction: Prediction) -> list[str]:
     )
     lines = [f"{prediction.workload}", f"  {answer}", f"  {_bound_line(prediction)}"]
     lines.append(f"  {_memory_line(prediction)}")
-    return lines
+    return lines + [f"  {line}" for line in _timeline_lines(prediction)]
+
+
+def _timeline_lines(prediction: Prediction) -> list[str]:
+    """Exposed communication by axis, bubble, and the scopes that decide the end; only where devices talk."""
+    if not prediction.collectives:
+        return []
+    total = prediction.step_time_s or 1.0
+    axes = sorted(prediction.exposed_by_axis_s.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{axis} {seconds(time)}" for axis, time in axes if time > 0)
+    spent = sum(collective.time_s for collective in prediction.collectives)
+    lines = [
+        f"communication {seconds(spent)}, of it exposed {seconds(prediction.exposed_communication_s)}"
+        + (f" ({parts})" if parts else "")
+        + (f"   bubble {percent(prediction.bubble)}" if prediction.bubble > 0 else "")
+    ]
+    scopes: dict[str, float] = {}
+    for scope, time in prediction.critical_s.items():
+        scopes[family(scope)] = scopes.get(family(scope), 0.0) + time
+    largest = sorted(scopes.items(), key=lambda item: -item[1])[:_CRITICAL]
+    said = ", ".join(f"{shorten(scope, _SCOPE_WIDTH)} {percent(time / total)}" for scope, time in largest)
+    return [*lines, f"critical path: {said}"] if said else lines
 
 
 def _bound_line(prediction: Prediction) -> str:

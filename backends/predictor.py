@@ -1,26 +1,49 @@
 """DeviceProgram x System -> Prediction."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from stablecast.backends.device import Device, System
-from stablecast.backends.prediction import CollectiveTime, KernelTime, Prediction
+from stablecast.backends.prediction import CollectiveTime, KernelTime, Prediction, RoleTime
 from stablecast.backends.pricing import Priced, price
 from stablecast.backends.registry import Choice
-from stablecast.backends.timeline import CollectiveRuns, KernelRuns, Timeline, chain
+from stablecast.backends.schedule import (
+    CollectiveRuns,
+    Contention,
+    KernelRuns,
+    RoleInput,
+    ScheduleSettings,
+    Timeline,
+    schedule_roles,
+)
 from stablecast.ir.device_program import P2P, DeviceProgram
 from stablecast.ir.errors import InputError
 from stablecast.ir.kernels import KernelTable
 from stablecast.ir.scopes import family, parse_scope
 
+PREDICTED: Final = ScheduleSettings(contention=Contention())
+"""What predictions take for granted unless told otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to predict: backends by class, and trip counts that the program leaves open."""
+    """How to predict: backends by class, trip counts that the program leaves open, and how streams behave."""
 
     choice: Choice
     loops: Mapping[str, int]
+    schedule: ScheduleSettings = PREDICTED
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRole:
+    """Devices that run one program: their coordinates on mesh axes, and how fast they are (0.5: half as fast)."""
+
+    name: str
+    program: DeviceProgram
+    coords: Mapping[str, int] = field(default_factory=dict[str, int])
+    speed: float = 1.0
 
 
 def predict_device_program(program: DeviceProgram, system: System, settings: Settings, workload: str) -> Prediction:
@@ -28,10 +51,52 @@ def predict_device_program(program: DeviceProgram, system: System, settings: Set
 
     `workload`: its name in reports. Raises `InputError` where the device has no peak for a product's math mode.
     """
-    device = system.device
-    priced = price(program.table, device, settings.choice)
-    timeline = chain(program, priced.estimates, system, settings.loops)
-    buffers = program.buffers
+    return predict_roles([ProgramRole("", program)], system, settings, workload)
+
+
+def predict_roles(roles: Sequence[ProgramRole], system: System, settings: Settings, workload: str) -> Prediction:
+    """The step time of roles that run at once and wait for one another's messages.
+
+    All but the step and the roles' own times is that of the busiest role. Raises `InputError` as
+    `predict_device_program` does, for receives without their send and for roles that wait for each other for ever.
+    """
+    priced: dict[int, Priced] = {}
+    for role in roles:
+        if id(role.program) not in priced:
+            priced[id(role.program)] = price(role.program.table, system.device, settings.choice)
+    inputs = [
+        RoleInput(role.name, role.program, priced[id(role.program)].estimates, role.coords, role.speed)
+        for role in roles
+    ]
+    timelines = schedule_roles(inputs, system, settings.loops, settings.schedule)
+    busiest = max(roles, key=lambda role: timelines[role.name].compute_s + timelines[role.name].exposed_s)
+    timeline = timelines[busiest.name]
+    times = tuple(_role_time(role, timelines[role.name]) for role in roles) if len(roles) > 1 else ()
+    made = _prediction(busiest.program, system, settings, workload, priced[id(busiest.program)], timeline)
+    said = made.assumptions
+    if times:
+        said = (*said, f"{len(times)} roles run at once; all but the step is of the busiest ({busiest.name})")
+    peak = max(buffers.peak_bytes if (buffers := role.program.buffers) else 0 for role in roles)
+    every = tuple(timelines.values())
+    return replace(made, roles=times, peak_memory_bytes=peak, assumptions=said, timelines=every)
+
+
+def _role_time(role: ProgramRole, timeline: Timeline) -> RoleTime:
+    buffers = role.program.buffers
+    return RoleTime(
+        role.name,
+        role.speed,
+        timeline.compute_s,
+        timeline.exposed_s,
+        timeline.idle_s,
+        buffers.peak_bytes if buffers else 0,
+    )
+
+
+def _prediction(
+    program: DeviceProgram, system: System, settings: Settings, workload: str, priced: Priced, timeline: Timeline
+) -> Prediction:
+    device, buffers = system.device, program.buffers
     work, _ = program.work.evaluate(settings.loops)
     flops = _matrix_flops(program.table, timeline.kernels)
     return Prediction(
@@ -60,6 +125,9 @@ def predict_device_program(program: DeviceProgram, system: System, settings: Set
         assumptions=_assumptions(program, system, priced, timeline),
         bound_s=timeline.bound_s,
         backend_share=_shares(timeline, priced),
+        exposed_by_axis_s=timeline.exposed_by_axis_s,
+        idle_s=timeline.idle_s,
+        critical_s=timeline.critical_s,
     )
 
 
@@ -202,7 +270,7 @@ def _assumptions(program: DeviceProgram, system: System, priced: Priced, timelin
     memory = device.hbm_bytes_per_s
     said.append(f"device memory {memory} peak ({_origin(memory.source, memory.doubtful, memory.confidence)})")
     if timeline.collectives:
-        said.append("communication is not overlapped with kernels")
+        said += list(timeline.assumptions)
         said += list(system.notes)
     said += list(priced.assumptions)
     said += list(program.notes)

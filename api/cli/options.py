@@ -15,7 +15,7 @@ import typer
 from stablecast.ir.errors import InputError
 
 if TYPE_CHECKING:
-    from stablecast._predict import Options
+    from stablecast._predict import Options, TimelineOptions
     from stablecast.frontends.arguments import ArgumentOptions
     from stablecast.ir.accounting.values import Conventions
 
@@ -49,6 +49,10 @@ Mode = Annotated[str, typer.Option("--mode", help="train, forward, prefill or de
 Dtype = Annotated[str, typer.Option("--dtype", help="Element type of the model, for a config.json: bf16, f16, f32.")]
 Parallel = Annotated[str, typer.Option("--parallel", help="dp4, fsdp8, tp4 or several, for a config.json.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither read nor keep lowered programs on disk.")]
+Contention = Annotated[
+    bool,
+    typer.Option("--contention/--no-contention", help="Whether running collectives take cores, memory and links."),
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with 3 where the prediction does not fit or is incomplete.")
 ]
@@ -118,12 +122,26 @@ class ExecutionChoices:
     no_cache: NoCache = False
 
 
+@dataclass(frozen=True, slots=True)
+class TimelineChoices:
+    """How the step is laid out in time."""
+
+    contention: Contention = True
+
+    def options(self) -> "TimelineOptions":
+        """The same for a session."""
+        from stablecast._predict import TimelineOptions
+
+        return TimelineOptions(self.contention)
+
+
 def make_options(
     source: SourceChoices,
     counting: CountingChoices,
     execution: ExecutionChoices,
     backend: str = "analytical",
     conventions: "Conventions | None" = None,
+    timeline: TimelineChoices | None = None,
 ) -> "Options":
     """The choices of a prediction."""
     from stablecast._predict import Options
@@ -136,6 +154,7 @@ def make_options(
         source.arguments(),
         cache=not execution.no_cache,
         conventions=conventions or counting.conventions(),
+        timeline=(timeline or TimelineChoices()).options(),
     )
 
 

@@ -34,9 +34,13 @@ def predict(
     source: opt.SourceChoices = opt.SourceChoices(),
     counting: opt.CountingChoices = opt.CountingChoices(),
     execution: opt.ExecutionChoices = opt.ExecutionChoices(),
+    timeline: opt.TimelineChoices = opt.TimelineChoices(),
     json: opt.Json = False,
     csv: opt.Csv = False,
     strict: opt.Strict = False,
+    perfetto: Annotated[
+        Path | None, typer.Option("--perfetto", metavar="FILE", help="Write the step as a Perfetto trace.")
+    ] = None,
 ) -> None:
     """The step time of a program on a device or system, with its range, parts and sources.
 
@@ -45,7 +49,9 @@ def predict(
     opt.one_format(json, csv)
     from stablecast._predict import Session
 
-    session = Session(input, opt.make_options(source, counting, execution, backend))
+    if perfetto is not None:
+        opt.writable(perfetto)
+    session = Session(input, opt.make_options(source, counting, execution, backend, timeline=timeline))
     with opt.progress(f"predicting {input}"):
         if not on:
             from stablecast.report.program import program_dict, program_text
@@ -56,6 +62,8 @@ def predict(
             )
             return
         prediction = session.predict(on)
+        if perfetto is not None:
+            prediction.to_perfetto(perfetto)
     typer.echo(prediction.to_json() if json else prediction.to_csv().rstrip() if csv else repr(prediction))
     if strict and not (prediction.fits and prediction.complete):
         why = "is incomplete" if prediction.fits else f"does not fit on {prediction.system}"
@@ -71,6 +79,7 @@ def compare(
     source: opt.SourceChoices = opt.SourceChoices(),
     counting: opt.CountingChoices = opt.CountingChoices(),
     execution: opt.ExecutionChoices = opt.ExecutionChoices(),
+    timeline: opt.TimelineChoices = opt.TimelineChoices(),
     json: opt.Json = False,
     csv: opt.Csv = False,
     strict: opt.Strict = False,
@@ -79,7 +88,7 @@ def compare(
     opt.one_format(json, csv)
     from stablecast._compare import compare as compare_all
 
-    chosen = opt.make_options(source, counting, execution)
+    chosen = opt.make_options(source, counting, execution, timeline=timeline)
     with opt.progress(f"comparing {input}"):
         comparison = compare_all(input, on=on, backends=backend, options=chosen)
     typer.echo(comparison.to_json() if json else comparison.to_csv().rstrip() if csv else repr(comparison))

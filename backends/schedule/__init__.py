@@ -9,23 +9,24 @@ from stablecast.backends.schedule.pipeline import (
 )
 from stablecast.backends.schedule.scheduled import (
     RoleInput,
-    ScheduledTimeline,
-    Slice,
     schedule,
     schedule_roles,
 )
 from stablecast.backends.schedule.settings import Contention, ScheduleSettings
+from stablecast.backends.schedule.timeline import CollectiveRuns, KernelRuns, Slice, Timeline
 
 __all__ = [
     "PIPELINE_SCHEDULES",
+    "CollectiveRuns",
     "Contention",
+    "KernelRuns",
     "PipelineTimeline",
     "RoleInput",
     "ScheduleSettings",
-    "ScheduledTimeline",
     "Slice",
     "StageCost",
     "Task",
+    "Timeline",
     "pipeline",
     "schedule",
     "schedule_roles",

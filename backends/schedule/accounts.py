@@ -8,7 +8,7 @@ import numpy.typing as npt
 from stablecast.backends.estimates import Estimates, FloatArray
 from stablecast.backends.schedule.flat import Flat, Kind
 from stablecast.backends.schedule.play import Played
-from stablecast.backends.timeline import CollectiveRuns, KernelRuns
+from stablecast.backends.schedule.timeline import CollectiveRuns, KernelRuns
 from stablecast.ir.device_program import P2P, Collective, Kernel
 
 IntArray = npt.NDArray[np.int64]
@@ -16,7 +16,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Sums of one role's step; fields as in `ScheduledTimeline`."""
+    """Sums of one role's step; fields as in `Timeline`."""
 
     compute_s: float
     exposed_s: float

@@ -79,6 +79,8 @@ class Flattener:
         self._priced: dict[tuple[object, ...], CollectiveEstimate] = {}
         self._loops, self._settings = loops, settings
         self._numbers: dict[StreamKey, int] = {COMPUTE: 0}
+        self._in_order = settings.starts == "in-order"
+        self._issued = -1
         self.flat = Flat()
 
     def lay_out(self, body: Body) -> Flat:
@@ -103,7 +105,10 @@ class Flattener:
             else:
                 priced = self._price(node)
                 cost = (priced.time_s * scale, priced.low_s * scale, priced.high_s * scale)
-                places.append(self._add(Kind.COMM, cost, self._stream(node), deps, weight, node, priced))
+                stream = self._stream(node)
+                if stream and self._in_order and self._issued >= 0 and isinstance(node, Collective):
+                    deps = (*deps, self._issued)
+                places.append(self._add(Kind.COMM, cost, stream, deps, weight, node, priced))
 
     def _add(
         self,
@@ -125,7 +130,10 @@ class Flattener:
         flat.weight.append(weight)
         flat.nodes.append(node)
         flat.estimates.append(estimate)
-        return len(flat.kind) - 1
+        number = len(flat.kind) - 1
+        if stream == 0:
+            self._issued = number
+        return number
 
     def _mark(self, deps: tuple[int, ...]) -> int:
         return self._add(Kind.MARK, (0.0, 0.0, 0.0), 0, deps, 0.0)

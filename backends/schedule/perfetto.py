@@ -9,7 +9,7 @@ from stablecast.ir.chakra.files import os_failure, temporary_beside
 from stablecast.ir.errors import InputError
 
 if TYPE_CHECKING:
-    from stablecast.backends.schedule.scheduled import Slice
+    from stablecast.backends.schedule.timeline import Slice
 
 _SEQUENCE: Final = 1
 

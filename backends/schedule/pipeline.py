@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from stablecast.backends.schedule.scheduled import Slice
+from stablecast.backends.schedule.timeline import Slice
 from stablecast.ir.errors import InputError, near_names
 
 Pass = Literal["forward", "backward", "weight"]

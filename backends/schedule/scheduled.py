@@ -1,8 +1,7 @@
 """The timeline of a step: what each stream does when, what communication is exposed, and what decides the end."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from stablecast.backends.collectives import spans
 from stablecast.backends.device import System
@@ -12,52 +11,11 @@ from stablecast.backends.schedule.contended import Contended
 from stablecast.backends.schedule.flat import Flat, Flattener
 from stablecast.backends.schedule.play import Played, play
 from stablecast.backends.schedule.settings import Contention, ScheduleSettings
-from stablecast.backends.timeline import Timeline
+from stablecast.backends.schedule.timeline import Slice, Timeline
 from stablecast.ir.device_program import P2P, Collective, DeviceProgram, Kernel
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import Groups
 from stablecast.ir.scopes import parse_scope
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """One node on one stream of one role, seconds from the start; `runs`: trips that it stands for."""
-
-    role: str
-    stream: str
-    name: str
-    begin_s: float
-    end_s: float
-    scope: str
-    detail: Mapping[str, str | int | float] = field(default_factory=dict[str, str | int | float])
-    runs: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledTimeline(Timeline):
-    """A `Timeline` of streams.
-
-    `exposed_s`: time in which communication runs and no kernel does; `exposed_by_axis_s`: the same by mesh axes.
-    `idle_s`: time in which nothing runs (waiting for another role, above all). `critical_s`: seconds of the critical
-    path by scope. `assumptions`: one sentence each. `make_slices`: gives `slices`.
-    """
-
-    exposed_by_axis_s: Mapping[str, float] = field(default_factory=dict[str, float])
-    idle_s: float = 0.0
-    critical_s: Mapping[str, float] = field(default_factory=dict[str, float])
-    assumptions: tuple[str, ...] = ()
-    make_slices: Callable[[], Sequence[Slice]] = field(default=tuple, repr=False, compare=False)
-
-    @property
-    def slices(self) -> tuple[Slice, ...]:
-        """Every node of the trips that were laid out."""
-        return tuple(self.make_slices())
-
-    def to_perfetto(self, path: str | Path) -> None:
-        """Write the slices as a Perfetto trace, a track a stream (`pip install 'stablecast[perfetto]'`)."""
-        from stablecast.backends.schedule.perfetto import write_perfetto
-
-        write_perfetto(path, self.slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +38,7 @@ def schedule(
     system: System,
     loops: Mapping[str, int] | None = None,
     settings: ScheduleSettings | None = None,
-) -> ScheduledTimeline:
+) -> Timeline:
     """The step of `program` on streams. `loops`: trip counts that the program leaves open."""
     role = RoleInput(program.name, program, estimates)
     return schedule_roles([role], system, loops, settings)[role.name]
@@ -91,7 +49,7 @@ def schedule_roles(
     system: System,
     loops: Mapping[str, int] | None = None,
     settings: ScheduleSettings | None = None,
-) -> dict[str, ScheduledTimeline]:
+) -> dict[str, Timeline]:
     """The step of several roles at once, by name; a receive ends when the send of its peer has.
 
     With one role, a receive takes the time of its message. Raises `InputError` for roles of the same name and for
@@ -222,9 +180,9 @@ def _timeline(
     bounds: tuple[float, float, float],
     critical: Mapping[str, float],
     assumptions: tuple[str, ...],
-) -> ScheduledTimeline:
+) -> Timeline:
     found: Accounts = account(flat, played, role.estimates, role.speed, bounds[0])
-    return ScheduledTimeline(
+    return Timeline(
         *bounds,
         found.compute_s,
         found.exposed_s,

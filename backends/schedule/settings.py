@@ -7,6 +7,7 @@ from stablecast.backends.device import Device
 
 Overlap = Literal["program", "all", "none"]
 CommStreams = Literal["program", "axis", "one"]
+Starts = Literal["in-order", "free"]
 LoopEdges = Literal["barrier", "carry"]
 Collectives = Literal["calibrated", "astra-sim"]
 
@@ -49,13 +50,16 @@ class ScheduleSettings:
 
     `overlap`: `program`: collectives that it marks asynchronous run on streams of their own, the others in the compute
     stream; `all`: every collective on a stream of its own, as early as its operands allow; `none`: one stream.
-    `comm_streams`: as numbered by the program, one for each set of mesh axes, or one for all.
+    `starts`: `in-order`: an asynchronous collective starts when the kernels issued before it have ended, as compilers
+    issue them; `free`: as soon as its operands are there and its stream is free. `comm_streams`: as numbered by the
+    program, one for each set of mesh axes, or one for all.
     `loops`: `barrier`: a trip ends when all that it began has ended (XLA's loops); `carry`: collectives whose results
     nothing in the trip reads run on into the next. `collectives`: whose times: the calibrated model's, or those of
     ASTRA-sim's congestion-unaware backend.
     """
 
     overlap: Overlap = "program"
+    starts: Starts = "in-order"
     comm_streams: CommStreams = "axis"
     loops: LoopEdges = "barrier"
     contention: Contention | None = None
@@ -69,6 +73,8 @@ class ScheduleSettings:
             "none": "communication is not overlapped with kernels",
         }[self.overlap]
         said = [overlap]
+        if self.overlap == "program" and self.starts == "free":
+            said.append("asynchronous collectives start when their operands are there and their stream is free")
         if self.collectives == "astra-sim":
             said.append("collectives take what ASTRA-sim's congestion-unaware backend says")
         if self.contention is None:

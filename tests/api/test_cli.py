@@ -40,6 +40,23 @@ def test_predict(run: Run, module: str) -> None:
     assert "everything in the program is modelled" in text
 
 
+def test_the_step_as_a_perfetto_trace(run: Run, module: str) -> None:
+    pytest.importorskip("perfetto", reason="the perfetto package is not installed")
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+    result = run("predict", module, "--on", "h100-sxm", "--json", "--perfetto", "x.pftrace")
+    assert (result.code, result.err) == (0, "")
+    trace = Trace()
+    trace.ParseFromString(Path("x.pftrace").read_bytes())
+    begins = [packet for packet in trace.packet if packet.track_event.name]
+    notes = {note.name for note in begins[0].track_event.debug_annotations}
+    assert [begin.track_event.name for begin in begins] == ["matmul"]
+    assert {"scope", "shape", "bytes"} <= notes
+    ends = [packet.timestamp for packet in trace.packet if packet.HasField("timestamp")]
+    assert max(ends) == round(json.loads(result.out)["step_time_s"] * 1e9)
+    assert run("predict", module, "--on", "h100-sxm", "--perfetto", "absent/x").code == 2
+
+
 def test_predict_without_a_device_gives_work_and_kernels(run: Run, module: str) -> None:
     result = run("predict", module)
     assert result.code == 0

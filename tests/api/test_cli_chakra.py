@@ -143,7 +143,9 @@ def test_roles_of_which_the_slowest_counts(tmp_path: Path) -> None:
             writer.write(collective_node(1, "COMM_COLL_NODE", CollectiveType.ALL_REDUCE, 1000, deps=(0,)))
     prediction = stablecast.predict(tmp_path / "t", on="h100-sxm")
     assert prediction.step_time_s > 1e-3
-    assert any("2 roles, this is the slowest (role1)" in note for note in prediction.assumptions)
+    assert any(
+        "2 roles run at once; all but the step is of the busiest (role1)" in note for note in prediction.assumptions
+    )
 
 
 RING = """<algo name="pair" coll="allreduce" ngpus="2" nchunksperloop="1">

@@ -3,9 +3,11 @@
 import csv
 import json
 from collections.abc import Callable
+from importlib.resources import files as files_of
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from stablecast.ir.chakra import CollectiveType, collective_node, comp_node, encode_trace
@@ -39,6 +41,14 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+SCHEMA = json.loads((files_of("stablecast") / "schema" / "stablecast-1.json").read_text())
+
+
+def published(answer: object, part: str) -> None:
+    """`answer` is as the published schema says."""
+    jsonschema.validate(answer, {**SCHEMA, "anyOf": [{"$ref": f"#/$defs/{part}"}]})
+
+
 CONFIGURED = ("--network", "network.yml", "--system", "system.json")
 
 
@@ -55,6 +65,7 @@ def test_a_collective_in_the_reference_mode(run: Run, files: Path) -> None:
 def test_a_collective_in_the_calibrated_mode(run: Run, files: Path) -> None:
     words = ("collective", "all-reduce", "--bytes", 1 << 30, "--on", "h100-sxm", "--ranks", 8)
     answer = json.loads(run(*words, "--json").out)
+    published(answer, "collective_command")
     assert set(answer) == {"time_s", "low_s", "high_s", "algorithm"}
     assert 0 < answer["low_s"] <= answer["time_s"] <= answer["high_s"]
     assert "over 8 on h100-sxm" in run(*words).out
@@ -74,6 +85,7 @@ def test_a_table_of_collectives(run: Run, files: Path, shared_data: Path) -> Non
 
 def test_simulate(run: Run, files: Path) -> None:
     answer = json.loads(run("simulate", "t", *CONFIGURED, "--json").out)
+    published(answer, "simulate_command")
     assert answer == {"ranks": [{"rank": rank, "cycles": 43255, "exposed_communication": 42244} for rank in range(4)]}
     assert "43,255 cycles" in run("simulate", "t", *CONFIGURED).out
     on_ours = json.loads(run("simulate", "t", "--on", "h100-sxm:4", "--roofline", "--json").out)

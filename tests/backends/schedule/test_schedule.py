@@ -12,9 +12,16 @@ from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.collectives import CollectiveModel
 from stablecast.backends.device import System
 from stablecast.backends.estimates import Estimates
-from stablecast.backends.schedule import Contention, RoleInput, ScheduleSettings, Slice, schedule, schedule_roles
+from stablecast.backends.schedule import (
+    Contention,
+    RoleInput,
+    ScheduleSettings,
+    Slice,
+    Timeline,
+    schedule,
+    schedule_roles,
+)
 from stablecast.backends.schedule.perfetto import perfetto_bytes
-from stablecast.backends.timeline import Timeline, chain
 from stablecast.ir.device_program import P2P, Branch, Collective, DeviceProgram, Kernel, Loop, Node
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import over_axes
@@ -90,15 +97,23 @@ def test_a_synchronous_collective_holds_the_kernels_up(system: System, comm_s: f
     assert free.time_s == pytest.approx(1 * MS + comm_s)
 
 
-def test_no_overlap_is_the_chain(system: System) -> None:
+def test_no_overlap_is_a_chain(system: System, comm_s: float) -> None:
     body = (kernel(1), reduce_all(0), Loop((kernel(2), reduce_all(0)), 7), kernel(3))
-    simple = chain(program(*body), costs(), system, {})
     step = schedule(program(*body), costs(), system, settings=ScheduleSettings(overlap="none"))
-    for name in ("time_s", "low_s", "high_s", "compute_s", "exposed_s"):
-        assert getattr(step, name) == pytest.approx(getattr(simple, name)), name
-    assert step.kernels == simple.kernels
-    assert [run.count for run in step.collectives] == [run.count for run in simple.collectives] == [1, 7]
+    assert step.time_s == pytest.approx(18 * MS + 8 * comm_s)
+    assert step.compute_s == pytest.approx(18 * MS)
+    assert step.exposed_s == pytest.approx(8 * comm_s)
+    assert [run.count for run in step.kernels] == [1, 7, 1]
+    assert [run.count for run in step.collectives] == [1, 7]
     assert sum(step.critical_s.values()) == pytest.approx(step.time_s)
+
+
+def test_asynchronous_collectives_start_in_the_order_of_issue(system: System, comm_s: float) -> None:
+    """What is issued after a kernel starts after it, unless streams are told to start on their own."""
+    body = (kernel(3), reduce_all(), kernel(1, 1))
+    assert schedule(program(*body), costs(), system).time_s == pytest.approx(4 * MS + comm_s)
+    free = schedule(program(*body), costs(), system, settings=ScheduleSettings(starts="free"))
+    assert free.time_s == pytest.approx(max(3 * MS, comm_s) + 1 * MS)
 
 
 def test_streams_keep_their_order(system: System, comm_s: float) -> None:
