@@ -14,7 +14,7 @@ from stablecast.lowering.partition.missing import MODELS
 from stablecast.lowering.partition.permute import with_groups
 from stablecast.lowering.partition.ragged import restored
 from stablecast.lowering.partition.reshards import RESHARDS
-from stablecast.lowering.partition.rules import PREFIX
+from stablecast.lowering.partition.rules import PREFIX, STANDS_FOR
 from stablecast.lowering.partition.site import Site
 from stablecast.lowering.partition.sizes import local_attributes
 
@@ -120,7 +120,9 @@ class Localiser:
         if name in _INLINED and op.regions:
             self._inline(op, out)
             return
-        if name == "stablehlo.custom_call" and str(op.attrs.get("call_target_name", "")).startswith(PREFIX):
+        if STANDS_FOR in op.attrs or (
+            name == "stablehlo.custom_call" and str(op.attrs.get("call_target_name", "")).startswith(PREFIX)
+        ):
             op = self._restored(op)
             name = op.name
         shardings = self._result_shardings(op)

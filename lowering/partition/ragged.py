@@ -7,8 +7,9 @@ from typing import Any
 from stablecast.ir.attributes import RaggedDotDims
 from stablecast.ir.program import Axis, Op
 from stablecast.ir.types import TensorType, ValueType, as_tensor
-from stablecast.lowering.partition.halo import Exchange, final
+from stablecast.lowering.partition.halo import Exchange
 from stablecast.lowering.partition.reshards import mesh_of
+from stablecast.lowering.partition.rules import STANDS_FOR
 from stablecast.lowering.partition.site import Site
 
 RAGGED_NOTE = (
@@ -18,25 +19,44 @@ RAGGED_NOTE = (
 _LABEL = "ragged_dot_dimension_numbers"
 _HIDDEN = frozenset(
     ("call_target_name", "has_side_effect", "api_version", "backend_config", "called_computations", "sdy.sharding_rule")
-)
+) | {STANDS_FOR}
 _NAMES = {"mhlo.ragged_dot": "chlo.ragged_dot", "mhlo.topk": "chlo.top_k"}
 
 
 def restored(op: Op, prefix: str) -> Op:
-    """The op that a custom call made by `rules.teach` stands for."""
-    name = str(op.attrs["call_target_name"]).removeprefix(prefix)
+    """The op that a custom call or an elementwise op made by `rules.teach` stands for."""
+    name = str(op.attrs.get(STANDS_FOR) or op.attrs["call_target_name"]).removeprefix(prefix)
     attrs = {label: value for label, value in op.attrs.items() if label not in _HIDDEN}
     return replace(op, name=_NAMES.get(name, name), attrs=attrs)
 
 
 def top_k(site: Site) -> list[Op] | None:
-    """The last dimension is gathered first."""
-    last = site.operand_type(0).rank - 1
-    if site.parts(0, last) == 1:
-        return None
+    """All of the operand is gathered, every device works on it and keeps its part, as in XLA."""
     exchange = Exchange.of(site, 0)
-    exchange.gather(last, site.axes(0, last), site.shardings[0].mesh)
-    return [*exchange.ops, final(site, [exchange.value], [exchange.kind])]
+    for dim in reversed(range(exchange.kind.rank)):
+        if site.parts(0, dim) > 1:
+            size = site.operand_type(0).shape[dim]
+            exchange.gather_to(dim, site.axes(0, dim), site.shardings[0].mesh, size)
+    if not exchange.ops:
+        return None
+    whole = site.builder.op(
+        site.op.name,
+        (exchange.value,),
+        (exchange.kind,),
+        tuple(map(site.layout.intern, site.op.result_types)),
+        site.op.attrs,
+        location=site.op.location,
+    )
+    parts = zip(whole.results, site.op.results, whole.result_types, site.result_local, strict=True)
+    return [*exchange.ops, whole, *(_own_part(site, *part) for part in parts)]
+
+
+def _own_part(site: Site, value: int, result: int, before: ValueType, after: ValueType) -> Op:
+    shape = as_tensor(after).shape
+    attrs = {"start_indices": (0,) * len(shape), "limit_indices": shape, "strides": (1,) * len(shape)}
+    return site.builder.op(
+        "stablehlo.slice", (value,), (before,), (after,), attrs, results=(result,), location=site.op.location
+    )
 
 
 def ragged_dot(site: Site) -> list[Op] | None:

@@ -1,6 +1,8 @@
-"""Ops that Shardy has no sharding rule for, handed to it as custom calls with a rule.
+"""Ops that Shardy has no sharding rule for, handed to it in a form that it knows.
 
-Runs in the child, before propagation; `local.py` turns the calls back into the ops they stand for.
+Elementwise ops of CHLO and MHLO go as elementwise ops of StableHLO that carry their name; others as custom calls with a
+rule, which Shardy propagates through but does not reshard. Runs in the child, before propagation; `local.py` turns them
+back into the ops they stand for.
 """
 
 import string
@@ -13,22 +15,68 @@ from stablecast.ir.reader.text_attributes import ragged_dot_dims
 
 PREFIX = "stablecast."
 """Custom-call targets start with it; the rest is the name of the op."""
+STANDS_FOR = "stablecast.stands_for"
+"""Attribute of an elementwise op that stands for another: the name of that."""
 
 Factors = Sequence[Sequence[str]]
 
 
 def teach(module: Any) -> None:
-    """Replaces such ops in `module` by custom calls that carry a sharding rule."""
+    """Replaces such ops in `module`; squares become products, as in XLA."""
     for op in mlir.walk(module):
-        if op.name in _RULES:
-            _replace(op)
+        if not op.name.startswith(_DIALECTS):
+            continue
+        if op.name == "chlo.square":
+            _multiply(op)
+        elif op.name in _RULES:
+            _replace(op, _RULES[op.name](op))
+        elif op.name not in _KNOWN and _stand_in(op):
+            _rename(op, _stand_in(op))
 
 
-def _replace(op: Any) -> None:
+def _multiply(op: Any) -> None:
     from jaxlib.mlir.dialects import stablehlo
 
     ir = mlir.bindings()
-    rule = _RULES[op.name](op)
+    with op.context, ir.InsertionPoint(op), op.location:
+        product = stablehlo.MulOp(op.operands[0], op.operands[0])
+    if "sdy.sharding" in op.attributes:
+        product.operation.attributes["sdy.sharding"] = op.attributes["sdy.sharding"]
+    op.results[0].replace_all_uses_with(product.result)
+    op.erase()
+
+
+def _stand_in(op: Any) -> str:
+    """An elementwise op of StableHLO, with no folder, of as many operands as `op`; empty if `op` is not elementwise."""
+    ir = mlir.bindings()
+    kinds = [value.type for value in (*op.operands, *op.results)]
+    if len(op.results) != 1 or len(op.regions) or not all(isinstance(kind, ir.RankedTensorType) for kind in kinds):
+        return ""
+    if len({tuple(ir.ShapedType(kind).shape) for kind in kinds}) > 1:
+        return ""
+    changed = len(set(map(str, kinds))) > 1
+    return {1: "stablehlo.is_finite" if changed else "stablehlo.cosine", 2: "stablehlo.atan2"}.get(len(op.operands), "")
+
+
+def _rename(op: Any, name: str) -> None:
+    ir = mlir.bindings()
+    with op.context, ir.InsertionPoint(op):
+        kept = {label: op.attributes[label] for label in op.attributes}
+        other = ir.Operation.create(
+            name,
+            results=[op.results[0].type],
+            operands=list(op.operands),
+            attributes={**kept, STANDS_FOR: ir.StringAttr.get(op.name)},
+            loc=op.location,
+        )
+    op.results[0].replace_all_uses_with(other.results[0])
+    op.erase()
+
+
+def _replace(op: Any, rule: str) -> None:
+    from jaxlib.mlir.dialects import stablehlo
+
+    ir = mlir.bindings()
     with op.context, ir.InsertionPoint(op), op.location:
         call = stablehlo.CustomCallOp(
             [value.type for value in op.results],
@@ -109,6 +157,10 @@ def _top_k(op: Any) -> str:
 
 _RULES: Mapping[str, Callable[[Any], str]] = {
     "chlo.ragged_dot": _ragged_dot,
+    "chlo.top_k": _top_k,
     "mhlo.ragged_dot": _ragged_dot,
     "mhlo.topk": _top_k,
 }
+
+_DIALECTS = ("chlo.", "mhlo.")
+_KNOWN = frozenset({"mhlo.copy", "mhlo.bitcast", "mhlo.add_dependency", "mhlo.domain"})

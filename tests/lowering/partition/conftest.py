@@ -32,6 +32,11 @@ def families() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def fresh(families: ModuleType) -> ModuleType:
+    return _load("partition_fresh")
+
+
+@pytest.fixture(scope="session")
 def small(families: ModuleType) -> ModuleType:
     return _load("partition_small")
 

@@ -23,6 +23,11 @@ FAMILIES = (
     *("context_parallel", "moe_one_hot", "moe_ragged", "vocabulary", "spatial_convolution", "cond", "nested_loops"),
     *("shard_map_collectives", "ppermute_pipeline", "zero1"),
 )
+FRESH = (
+    *("three_axes", "zero2", "label_smoothing", "conv_channels", "encoder_decoder", "mixed_precision", "decode"),
+    *("split_cache", "recurrence", "expert_all_to_all", "adapters", "moe_top2"),
+)
+FRESH_KNOWN_TO_DIFFER = (*("embedding_both_ways", "gqa_unrolled", "ulysses", "sequence_parallel_attention"),)
 SMALL = (
     *("slice_half", "slice_stride", "slice_second_half", "pad_double", "concat", "concat_no_room", "roll", "reverse"),
     *("cumsum", "cummax", "sort", "pool", "pool_stride", "pool_grad", "conv_3", "conv_5", "conv_3_stride"),
@@ -69,6 +74,23 @@ def test_family_sends_and_multiplies_what_xla_does(families: ModuleType, name: s
     assert device.complete
 
 
+@pytest.mark.parametrize("name", FRESH)
+def test_fresh_family_sends_and_multiplies_what_xla_does(families: ModuleType, fresh: ModuleType, name: str) -> None:
+    family = fresh.FRESH[name]
+    program = _partitioned(families, name, family)
+    _compare(program, name, family)
+    assert lower(program, Target("tpu")).complete
+
+
+@pytest.mark.parametrize("name", FRESH_KNOWN_TO_DIFFER)
+def test_how_far_off_the_others_are(families: ModuleType, fresh: ModuleType, name: str) -> None:
+    """Bytes on the wire within a factor of two of XLA's, products no more than XLA's."""
+    golden = json.loads((GOLDEN / f"{name}.json").read_text())["rewritten"]
+    counts = tally(two_rewrites(_partitioned(families, name, fresh.FRESH[name])))
+    assert 0.5 < counts.wire_bytes / golden["wire_bytes"] < 2
+    assert counts.matmul_flops <= golden["matmul_flops"] * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_what_shardy_leaves_out(families: ModuleType, small: ModuleType, name: str) -> None:
     family = small.SMALL[name]
@@ -81,6 +103,7 @@ def test_known_differences_still_send_something(families: ModuleType, small: Mod
     assert tally(program).wire_bytes > 0
 
 
-def test_every_family_has_a_test(families: ModuleType, small: ModuleType) -> None:
+def test_every_family_has_a_test(families: ModuleType, fresh: ModuleType, small: ModuleType) -> None:
     assert set(FAMILIES) == set(families.FAMILIES)
+    assert {*FRESH, *FRESH_KNOWN_TO_DIFFER} == set(fresh.FRESH)
     assert {*SMALL, *KNOWN_TO_DIFFER} == set(small.SMALL)
