@@ -17,15 +17,19 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from stablecast._capture import capture, capture_hf, capture_torch, load
-    from stablecast._chakra import read_chakra, to_chakra
+    from stablecast._chakra import chakra_from_traces, read_chakra, to_chakra
     from stablecast._compare import Comparison, compare
     from stablecast._predict import predict, work
+    from stablecast._validate import validate
     from stablecast.backends.catalogue import Catalogue
     from stablecast.backends.prediction import Prediction
     from stablecast.frontends.annotations import region, workload
+    from stablecast.frontends.traces import read_trace
     from stablecast.ir.accounting.registry import register_work
     from stablecast.ir.errors import StablecastError
+    from stablecast.ir.trace_events import TraceEvents
     from stablecast.ir.workload import Workload
+    from stablecast.validation.report import ValidationReport
 
 _HOMES = {
     "capture": "stablecast._capture",
@@ -36,6 +40,11 @@ _HOMES = {
     "work": "stablecast._predict",
     "to_chakra": "stablecast._chakra",
     "read_chakra": "stablecast._chakra",
+    "chakra_from_traces": "stablecast._chakra",
+    "validate": "stablecast._validate",
+    "read_trace": "stablecast.frontends.traces",
+    "ValidationReport": "stablecast.validation.report",
+    "TraceEvents": "stablecast.ir.trace_events",
     "compare": "stablecast._compare",
     "Comparison": "stablecast._compare",
     "Prediction": "stablecast.backends.prediction",
@@ -52,18 +61,23 @@ __all__ = [
     "Comparison",
     "Prediction",
     "StablecastError",
+    "TraceEvents",
+    "ValidationReport",
     "Workload",
     "__version__",
     "capture",
     "capture_hf",
     "capture_torch",
+    "chakra_from_traces",
     "compare",
     "load",
     "predict",
     "read_chakra",
+    "read_trace",
     "region",
     "register_work",
     "to_chakra",
+    "validate",
     "work",
     "workload",
 ]

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from stablecast._predict import Options, Session, Source
 from stablecast.backends.astrasim.files import memory_json, network_yaml, system_json
+from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import System
 from stablecast.backends.predictor import Settings, predict_device_program
 from stablecast.backends.pricing import price
@@ -18,10 +19,11 @@ from stablecast.ir.errors import InputError
 from stablecast.ir.workload import Role, Workload
 from stablecast.lowering.chakra import EmitOptions, EmitReport, MemoryNodes, Order, RolePart, Target, emit
 from stablecast.lowering.partition.stages import stage_roles
+from stablecast.validation.linking import LinkReport, link_traces
 
 _Choice = TypeVar("_Choice", Target, MemoryNodes, Order)
 
-__all__ = ["ChakraOptions", "read_chakra", "to_chakra", "write_chakra"]
+__all__ = ["ChakraOptions", "chakra_from_traces", "read_chakra", "to_chakra", "write_chakra"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,45 @@ def to_chakra(
     return write_chakra(Session(source, made), out, on=on, ranks=ranks, options=options)
 
 
+def chakra_from_traces(
+    host: str | Path,
+    kineto: str | Path,
+    out: str | Path,
+    *,
+    on: str = "",
+    ranks: int | None = None,
+    overwrite: bool = False,
+) -> LinkReport:
+    """Link a PyTorch execution trace and the Kineto trace of the same run into Chakra traces of all ranks.
+
+    `host`, `kineto`: the files of one rank, or both with `{rank}` in their place for those of all ranks. `on`: a system
+    whose network, system and memory files are put beside the traces. `ranks`: as the traces say, unless given.
+    Raises `StablecastError`; then nothing is left under a final name.
+    """
+    pairs = _rank_pairs(str(host), str(kineto))
+    files: dict[str, bytes] = {}
+    if on:
+        files = _astra_sim(Catalogue().resolve(on), ChakraOptions())
+    return link_traces(pairs, out, ranks=ranks, overwrite=overwrite, files=files)
+
+
+def _rank_pairs(host: str, kineto: str) -> list[tuple[Path, Path]]:
+    mark = "{rank}"
+    if (mark in host) != (mark in kineto):
+        raise InputError(f"{mark} stands in one of the two names only", "write it in both, or name one rank's files")
+    if mark not in host:
+        return [(Path(host), Path(kineto))]
+    found: list[tuple[Path, Path]] = []
+    while Path(first := host.replace(mark, str(len(found)))).is_file():
+        found.append((Path(first), Path(kineto.replace(mark, str(len(found))))))
+    if not found:
+        raise InputError(f"there is no {host.replace(mark, '0')}", "ranks are counted from 0")
+    return found
+
+
 def _captured(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], on: str) -> Workload:
     from stablecast._capture import capture
     from stablecast._predict import platform_of, split_system
-    from stablecast.backends.catalogue import Catalogue
 
     platform = platform_of(Catalogue().resolve(split_system(on)[0]).device) if on else "cuda"
     return capture(function, *args, platform=platform, **kwargs)

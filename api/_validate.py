@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from stablecast._predict import Session, split_system
+from stablecast._predict import Options, Session, Source, split_system
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.predictor import Settings
 from stablecast.backends.registry import parse_choice
@@ -23,28 +23,30 @@ def measured_runs(traces: Sequence[str | Path], device: int | None, step: str) -
 
 def validate(
     *traces: str | Path,
-    session: Session | None = None,
+    workload: Source | Session | None = None,
     on: str = "",
     backend: str = "analytical",
     device: int | None = None,
     step: str = "",
 ) -> ValidationReport:
-    """Lay the prediction of `session`'s input on `on` beside a measured trace.
+    """Lay the prediction of `workload` on `on` beside a measured trace.
 
-    Without a session but with `on`, the program is rebuilt from the operators and shapes of the trace, for that device;
-    without either, the run is described.
+    Without a workload but with `on`, the program is rebuilt from the operators and shapes of the trace, for that
+    device; without either, the run is described.
 
-    `traces`: one file, or one a rank (the slowest one is reported). `device`: which device of the trace. `step`: the
-    annotation that marks a step. Raises `InputError` for what cannot be read.
+    `traces`: one file, or one a rank (the slowest one is reported). `workload`: a `Workload`, a `DeviceProgram`, or
+    what the command line takes as INPUT. `device`: which device of the trace. `step`: the annotation that marks a step.
+    Raises `InputError` for what cannot be read.
     """
     if not traces:
         raise InputError("no trace is given")
     runs = measured_runs(traces, device, step)
     run = max(runs, key=lambda found: found.median_step_s)
-    if session is None:
+    if workload is None:
         return _from_its_own_shapes(run, on, backend) if on else lay_beside(run)
     if not on:
         raise InputError("a workload needs a device to be predicted on", "give --on h100-sxm")
+    session = workload if isinstance(workload, Session) else Session(workload, Options(backend=backend))
     system = session.system(on)
     program = session.device_program(system.device)
     settings = Settings(parse_choice(session.options.backend), session.options.conventions.loops)

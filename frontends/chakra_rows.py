@@ -15,6 +15,8 @@ from stablecast.ir.kernels import FloatArray, KernelClass, KernelRow, KernelTabl
 STAGE_SCHEMA = "symbolic_tensor_network"
 REMOTE_MEMORY = "remote_memory"
 _ASSUMED_MATH = "bf16"
+_MATHS: Mapping[str, str] = MappingProxyType({"f32": "fp32", "f64": "fp64", "f16": "fp16", "bf16": "bf16"})
+"""Element type of the operands, where nodes name it -> arithmetic."""
 _STAGE_CLASSES: Mapping[str, KernelClass] = MappingProxyType(
     {
         "M": KernelClass.MATMUL,
@@ -112,22 +114,19 @@ class RowBook:
         if isinstance(operations, int) and isinstance(size, int):
             if self.schema == STAGE_SCHEMA:
                 return Compute(self._stage(node, operations, size), scope.replace(".", "/"))
-            return Compute(self._stated(operations, size), scope)
+            return Compute(self._stated(operations, size, _tensor_bytes(node.inputs)[1]), scope)
         return Compute(self._bare(node), scope)
 
-    def _stated(self, operations: int, size: int) -> KernelRow:
+    def _stated(self, operations: int, size: int, dtype: str) -> KernelRow:
         """Operations at the matrix peak against bytes, as the simulators that read such traces do."""
-        self.notes.append(
-            f"compute nodes state operations and bytes only: taken as {_ASSUMED_MATH} products of unknown shape"
-        )
+        if operations <= 1 or (dtype and dtype not in _MATHS):
+            flops = float(operations) if operations > 1 else 0.0
+            return KernelRow(KernelClass.CUSTOM, in_dtype=dtype, vector_flops=flops, bytes_read=float(size))
+        math = _MATHS.get(dtype, _ASSUMED_MATH)
+        element = dtype if dtype in _MATHS else _ASSUMED_MATH
+        self.notes.append(f"compute nodes state operations and bytes only: taken as {math} products of unknown shape")
         return KernelRow(
-            KernelClass.CUSTOM,
-            _ASSUMED_MATH,
-            _ASSUMED_MATH,
-            "f32",
-            _ASSUMED_MATH,
-            matmul_flops=float(operations),
-            bytes_read=float(size),
+            KernelClass.CUSTOM, math, element, "f32", element, matmul_flops=float(operations), bytes_read=float(size)
         )
 
     def _stage(self, node: Node, operations: int, size: int) -> KernelRow:

@@ -1,4 +1,4 @@
-"""`chakra INPUT` writes traces; `chakra check | show | stats | json | diff` look at them."""
+"""`chakra INPUT` and `chakra from-trace` write traces; `chakra check | show | stats | json | diff` look at them."""
 
 import json as jsonlib
 from pathlib import Path
@@ -81,6 +81,30 @@ def write(
     )
     with opt.progress(f"writing {output}"):
         report = write_chakra(session, output, on=on, ranks=ranks, options=chosen)
+    typer.echo(jsonlib.dumps({"schema": 1, **report.to_dict()}) if json else str(report))
+
+
+@chakra.command("from-trace")
+def from_trace(
+    host: Annotated[str, typer.Argument(metavar="HOST_ET", help="PyTorch execution trace; {rank} for all ranks'.")],
+    kineto: Annotated[str, typer.Argument(metavar="KINETO", help="Kineto trace of the same run; {rank} likewise.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="DIR/prefix of the files.")],
+    on: Annotated[
+        str, typer.Option("--on", metavar="NAME:N", help="System whose network and system files are written too.")
+    ] = "",
+    ranks: Annotated[int | None, typer.Option("--ranks", help="Ranks of the run, where the traces do not say.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    json: opt.Json = False,
+) -> None:
+    """Link a measured run's host and device traces into Chakra traces of all ranks, with measured durations.
+
+    Host operators, kernels and collectives with their dependencies: thread and stream order, launches, waits between
+    streams and of the host for the device. Of a run of N ranks of which one is given, every rank gets its graph.
+    """
+    from stablecast._chakra import chakra_from_traces
+
+    with opt.progress(f"linking {host}"):
+        report = chakra_from_traces(host, kineto, output, on=on, ranks=ranks, overwrite=overwrite)
     typer.echo(jsonlib.dumps({"schema": 1, **report.to_dict()}) if json else str(report))
 
 

@@ -224,6 +224,10 @@ def simulate(
     typer.echo(jsonlib.dumps(result.to_dict()) if json else repr(result))
 
 
+_ALONE = {"topology": ["FullyConnected"], "npus_count": [1], "bandwidth": [1.0], "latency": [0.0]}
+"""A trace of one rank needs no network; the simulator wants one."""
+
+
 def _configuration(what: str, network: Path | None, system: Path | None, on: str, roofline: bool) -> tuple[Any, Any]:
     if not on:
         if network is None or system is None:
@@ -233,4 +237,5 @@ def _configuration(what: str, network: Path | None, system: Path | None, on: str
     from stablecast.backends.catalogue import Catalogue
 
     found = Catalogue().resolve(on)
-    return network or network_dict(found), system or system_dict(found, roofline=roofline)
+    alone = _ALONE if found.count == 1 and what == "simulate" else None
+    return network or alone or network_dict(found), system or system_dict(found, roofline=roofline)

@@ -59,7 +59,7 @@ def validate(
     if workload:
         session = Session(workload, opt.make_options(source, counting, execution, backend))
     with opt.progress(f"reading {traces[0]}"):
-        report = run_validation(*traces, session=session, on=on, backend=backend, device=device, step=step)
+        report = run_validation(*traces, workload=session, on=on, backend=backend, device=device, step=step)
     if output is not None:
         opt.write_text(output, report.to_html())
     if graph and report.graph is not None:

@@ -18,14 +18,18 @@ from stablecast.ir.trace_events import Category, TraceEvents
 
 _ROOT: Final = "[pytorch|profiler|execution_"
 _EXACT_SHARE: Final = 0.9
+_LONGER: Final = 1.5
+_MOST_PAIRS: Final = 4_000_000
+_PROBE: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class EtOp:
     """One node of an execution trace.
 
-    `parent`: id of the node that called it. `shapes`, `types`: of the inputs, then `out_shapes`, `out_types`; `values`:
-    the inputs themselves (tensors as six numbers). `record`: the profiler's record function id, which counts calls.
+    `parent`: id of the node that called it. `shapes`, `types`: of the inputs, then `out_shapes`, `out_types`,
+    `out_values`. `values`: the inputs themselves (tensors as id, storage, offset, elements, bytes of one, device).
+    `record`: the profiler's record function id, which counts calls.
     """
 
     id: int
@@ -40,6 +44,7 @@ class EtOp:
     values: tuple[Any, ...]
     out_shapes: tuple[Any, ...]
     out_types: tuple[str, ...]
+    out_values: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,7 @@ def _op(node: Mapping[str, Any]) -> EtOp:
     out_shapes: list[Any] = outputs["shapes"] if grouped else node.get("output_shapes", [])
     out_types: list[Any] = outputs["types"] if grouped else node.get("output_types", [])
     values: list[Any] = cast("dict[str, Any]", inputs)["values"] if grouped else cast("list[Any]", inputs)
+    made: list[Any] = cast("dict[str, Any]", outputs)["values"] if grouped else cast("list[Any]", outputs)
     sequence = said.get("seq_id")
     return EtOp(
         id=int(node.get("id", 0)),
@@ -118,6 +124,7 @@ def _op(node: Mapping[str, Any]) -> EtOp:
         values=tuple(values),
         out_shapes=tuple(out_shapes),
         out_types=tuple(map(str, out_types)),
+        out_values=tuple(made),
     )
 
 
@@ -165,12 +172,17 @@ def _overlap(wanted: set[str], indices: Sequence[int], events: TraceEvents) -> f
 
 
 def _align(calls: Sequence[EtOp], indices: Sequence[int], events: TraceEvents) -> dict[int, int]:
+    """Calls and events in order, with gaps; of a longer run, the stretch whose names fit best."""
     left, right = [op.name for op in calls], [events.name_of(index) for index in indices]
+    if len(right) > _LONGER * len(left):
+        first = _best_place(left, right)
+        low = max(first - len(left) // 10, 0)
+        right, indices = right[low : first + len(left) + len(left) // 10], indices[low:]
     if left == right:
-        return {op.id: index for op, index in zip(calls, indices, strict=True)}
-    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False) if len(left) * len(right) < 4_000_000 else None
-    if matcher is None:
-        return _greedy(calls, indices, events)
+        return {op.id: index for op, index in zip(calls, indices, strict=False)}
+    if len(left) * len(right) > _MOST_PAIRS:
+        return _greedy(calls, indices, right)
+    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
     return {
         calls[block.a + step].id: indices[block.b + step]
         for block in matcher.get_matching_blocks()
@@ -178,13 +190,23 @@ def _align(calls: Sequence[EtOp], indices: Sequence[int], events: TraceEvents) -
     }
 
 
-def _greedy(calls: Sequence[EtOp], indices: Sequence[int], events: TraceEvents) -> dict[int, int]:
+def _best_place(left: Sequence[str], right: Sequence[str]) -> int:
+    """Where `right` agrees with `left` in most places, laid on it without gaps."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys([*left, *right]))}
+    wanted = np.array([numbers[name] for name in left[:_PROBE]])
+    have = np.array([numbers[name] for name in right])
+    windows = np.lib.stride_tricks.sliding_window_view(have, len(wanted))
+    blocks = [(windows[low : low + _PROBE] == wanted).sum(axis=1) for low in range(0, len(windows), _PROBE)]
+    return int(np.argmax(np.concatenate(blocks)))
+
+
+def _greedy(calls: Sequence[EtOp], indices: Sequence[int], names: Sequence[str]) -> dict[int, int]:
     """The alignment for long traces: each call takes the next event of its name within a short way."""
     found: dict[int, int] = {}
     at = 0
     for op in calls:
-        for step in range(at, min(at + 200, len(indices))):
-            if events.name_of(indices[step]) == op.name:
+        for step in range(at, min(at + 200, len(names))):
+            if names[step] == op.name:
                 found[op.id] = indices[step]
                 at = step + 1
                 break

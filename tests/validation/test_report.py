@@ -32,7 +32,7 @@ def _session(folder: Path, trace: Path) -> Session:
 
 def test_tpu_products_are_matched_by_shape(traces: Path, tmp_path: Path) -> None:
     for trace in sorted((traces / "tpu_v4_jax").glob("*.xplane.pb")):
-        report = validate(trace, session=_session(tmp_path, trace), on="tpu-v4")
+        report = validate(trace, workload=_session(tmp_path, trace), on="tpu-v4")
         assert report.matching is not None
         assert report.matching.matched_share > 0.99
         assert [pair.how for pair in report.matching.pairs] == ["shape"]
@@ -42,7 +42,7 @@ def test_tpu_products_are_matched_by_shape(traces: Path, tmp_path: Path) -> None
 
 def test_report_keeps_its_contract(traces: Path, tmp_path: Path) -> None:
     trace = traces / "tpu_v4_jax" / "matmul_1024x1024x1024.xplane.pb"
-    report = validate(trace, session=_session(tmp_path, trace), on="tpu-v4")
+    report = validate(trace, workload=_session(tmp_path, trace), on="tpu-v4")
     data = json.loads(report.to_json())
     assert {
         "schema",
@@ -78,7 +78,7 @@ def test_slowest_rank_is_reported(traces: Path) -> None:
 def test_workload_needs_a_device(traces: Path, tmp_path: Path) -> None:
     trace = traces / "tpu_v4_jax" / "matmul_1024x1024x1024.xplane.pb"
     with pytest.raises(InputError, match="needs a device"):
-        validate(trace, session=_session(tmp_path, trace))
+        validate(trace, workload=_session(tmp_path, trace))
 
 
 def _item(
