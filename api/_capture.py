@@ -21,19 +21,18 @@ def capture(
     mesh: Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> Workload:
-    """Capture a JAX function or a `torch.nn.Module` as a workload, with no device of `platform` and nothing allocated.
+    """Capture a JAX function or a PyTorch module as a workload, with no device of `platform` and nothing allocated.
 
-    `args`, `kwargs`: values, `jax.ShapeDtypeStruct`s, or pytrees of them; without any, those of
-    `@stablecast.workload` on the function are used. `platform`: `cuda`, `rocm`, `tpu` or `cpu`. `static`: names of
+    Of PyTorch: a `torch.nn.Module` (compiled and FX graph modules too), an `ExportedProgram`, which needs no `args`,
+    or a function of tensors. `args`, `kwargs`: values, `jax.ShapeDtypeStruct`s, or pytrees of them; without any, those
+    of `@stablecast.workload` on the function are used. `platform`: `cuda`, `rocm`, `tpu` or `cpu`. `static`: names of
     parameters that are compile-time constants. `mesh`: axis -> size. Of a module, `mode="train"` adds loss, backward
     and optimiser. Raises `InputError` where the function cannot be traced.
     """
     from stablecast.frontends.jax_program import capture_jax
 
-    if _is_torch_module(function):
-        from stablecast.frontends.torch import capture_module
-
-        return capture_module(function, *args, device="cpu" if platform == "cpu" else "cuda", **kwargs)
+    if _is_torch(function, args):
+        return _capture_torch(function, args, kwargs, "cpu" if platform == "cpu" else "cuda", mesh)
     if not callable(function):
         raise InputError(
             f"capture needs a function, not a {type(function).__name__}", "load files with stablecast.load"
@@ -85,9 +84,26 @@ def capture_hf(config: str | Path | Mapping[str, Any], batch: int = 1, seq: int 
     return frontend.capture_hf(config, batch, seq, **options)
 
 
-def _is_torch_module(value: object) -> bool:
+def _is_torch(value: object, args: Sequence[Any]) -> bool:
+    """A module, an exported program, or a function that is given tensors."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.nn.Module)
+    if torch is None:
+        return False
+    if isinstance(value, torch.nn.Module) or type(value).__name__ == "ExportedProgram":
+        return True
+    return any(isinstance(leaf, torch.Tensor) for leaf in torch.utils._pytree.tree_leaves(args))
+
+
+def _capture_torch(
+    value: Any, args: Sequence[Any], kwargs: dict[str, Any], device: str, mesh: Mapping[str, int] | None
+) -> Workload:
+    from stablecast.frontends import torch as frontend
+
+    if type(value).__name__ == "ExportedProgram":
+        return frontend.capture_exported(value, device)
+    if hasattr(value, "named_parameters"):
+        return frontend.capture_module(value, *args, device=device, **kwargs)
+    return frontend.capture_torch(None, value, args, mesh, device=device, **kwargs)
 
 
 def _annotated(annotation: Annotation) -> tuple[Sequence[Any], dict[str, Any]]:

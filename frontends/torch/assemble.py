@@ -12,7 +12,7 @@ from stablecast.frontends.torch.emit.emitter import Emitted, Emitter, Settings
 from stablecast.frontends.torch.graph import Group, Ref
 from stablecast.frontends.torch.private import load, storage_of, torch
 from stablecast.frontends.torch.record import Input, Recorder
-from stablecast.frontends.torch.session import Session
+from stablecast.frontends.torch.session import FAULT, Session
 from stablecast.frontends.torch.state import Named, local
 from stablecast.ir import mlir
 from stablecast.ir.dtypes import dtype
@@ -62,6 +62,7 @@ def workload(session: Session, out: Any, source: str, name: str, stage_notes: Se
         name, session.axes, session.rank, torch.get_float32_matmul_precision() == "highest", Decomposer()
     )
     emitted = Emitter(graph, settings).run([slot.named.name for slot in slots], aliases, names)
+    session.faults += [f"{op} ({held.count}x): {held.reason}" for op, held in emitted.faults.items()]
     return _workload(session, emitted, slots, aliases, names, source, name, stage_notes)
 
 
@@ -151,6 +152,7 @@ def _workload(
         notes=_notes(session, emitted, stage_notes),
         metadata={
             "unlowered": {op: {"count": held.count, "reason": held.reason} for op, held in emitted.unlowered.items()},
+            "faults": {op: held.reason for op, held in emitted.faults.items()},
             "rank": session.rank,
             "results": list(names),
             "ops": emitted.ops,
@@ -181,6 +183,7 @@ def _notes(session: Session, emitted: Emitted, more: Sequence[str]) -> tuple[str
     if session.device.startswith("cuda"):
         found.append("captured with fake CPU tensors in place of CUDA's; attention as CUDA would choose it")
     found += [f"{op} became a custom call ({held.count}x): {held.reason}" for op, held in emitted.unlowered.items()]
+    found += [f"{FAULT} {fault}" for fault in session.faults]
     return tuple(found)
 
 

@@ -73,6 +73,7 @@ def _labels(step: Callable[..., Any], skipped: int, count: int) -> list[str]:
 
 
 def _source(step: Callable[..., Any]) -> str:
+    step = inspect.unwrap(step)
     code = getattr(step, "__code__", None)
     return f"{code.co_filename}:{getattr(step, '__name__', 'step')}" if code is not None else ""
 
@@ -98,10 +99,11 @@ def capture_module(
     session = Session((), 0, device, attention)
     with session.open():
         built = module if isinstance(module, torch.nn.Module) else module()
-        label = type(built).__name__
+        written = getattr(built, "_orig_mod", built)
+        label = type(written).__name__
         fakes = fake_state(session, built)
         given, named = session.fake(inputs), session.fake(kwargs)
-        assemble.batch_names(session, [*given, *named.values()], [*_labels(built.forward, 0, len(given)), *named])
+        assemble.batch_names(session, [*given, *named.values()], [*_labels(written.forward, 0, len(given)), *named])
         run = _runner(built, fakes, mode, loss, optimizer, session)
         out = session.record(lambda: run(given, named))
         return assemble.workload(session, out, label, label)

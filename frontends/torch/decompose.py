@@ -16,10 +16,10 @@ class Decomposer:
     """Callable as `emit.emitter.Decomposer`."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, Graph | None] = {}
+        self._known: dict[Any, Graph | str | None] = {}
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def __call__(self, node: Node, specs: Sequence[Spec]) -> Graph | None:
+    def __call__(self, node: Node, specs: Sequence[Spec]) -> Graph | str | None:
         try:
             key = (node.op, _key(node.args), _key(tuple(node.kwargs.items())), tuple(specs))
         except TypeError:
@@ -28,7 +28,7 @@ class Decomposer:
             self._known[key] = self._trace(node, specs)
         return self._known[key]
 
-    def _trace(self, node: Node, specs: Sequence[Spec]) -> Graph | None:
+    def _trace(self, node: Node, specs: Sequence[Spec]) -> Graph | str | None:
         func = _function(node.op)
         rule = None if func is None else decompositions().get(func)
         if func is None or (rule is None and not func._can_decompose()):
@@ -45,8 +45,8 @@ class Decomposer:
             try:
                 with recorder, torch.no_grad():
                     made = rule(*args, **kwargs) if rule is not None else func.decompose(*args, **kwargs)
-            except Exception:
-                return None
+            except Exception as error:
+                return f"taking it apart failed: {type(error).__name__}: {str(error)[:160]}"
             flat = [tensor for tensor in _flat(made) if isinstance(tensor, torch.Tensor)]
             if any(node_.op == node.op for node_ in recorder.graph.nodes):
                 return None

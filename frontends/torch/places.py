@@ -26,6 +26,11 @@ def _is_library(code: CodeType) -> bool:
     return found
 
 
+def is_users(file: str) -> bool:
+    """Whether a source file is neither torch's nor made up at run time."""
+    return not file.startswith((_TORCH, "<"))
+
+
 def user_frame() -> tuple[str, int]:
     """File and line of the innermost frame that is neither torch's nor ours."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
@@ -51,12 +56,16 @@ def in_library(*parts: str) -> bool:
 
 
 class Places:
-    """Numbers places. `modules`: path of the module that runs now; `optimizer`: inside an optimiser's step."""
+    """Numbers places. `modules`: path of the module that runs now; `optimizer`: inside an optimiser's step.
+
+    `line`: file and line to give in place of the running frame's, for graphs that were written elsewhere.
+    """
 
     def __init__(self) -> None:
         self.table: list[Place] = [Place("", "", 0)]
         self.modules: list[str] = []
         self.optimizer = 0
+        self.line: tuple[str, int] | None = None
         self._known: dict[Place, int] = {self.table[0]: 0}
         self._origin: dict[int, tuple[str, str, int]] = {}
         self._last: tuple[str, str, int] = ("", "", 0)
@@ -66,7 +75,7 @@ class Places:
         node = backward_node()
         if node is None:
             module = self.modules[-1] if self.modules else ""
-            file, line = user_frame()
+            file, line = self.line or user_frame()
             if self.optimizer:
                 phase = "optimizer"
             elif not self.modules and not torch.is_grad_enabled():

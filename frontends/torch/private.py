@@ -40,6 +40,7 @@ TorchDispatchMode: Any = load("torch.utils._python_dispatch").TorchDispatchMode
 TorchFunctionMode: Any = load("torch.overrides").TorchFunctionMode
 FakeTensor: Any = load("torch._subclasses.fake_tensor").FakeTensor
 FakeTensorMode: Any = load("torch._subclasses.fake_tensor").FakeTensorMode
+HigherOrderOperator: Any = load("torch._ops").HigherOrderOperator
 unset_fake: Any = load("torch._subclasses.fake_tensor").unset_fake_temporarily
 DATA_DEPENDENT: tuple[type[Exception], ...] = (
     load("torch._subclasses.fake_tensor").DataDependentOutputException,
@@ -71,6 +72,16 @@ def is_composite(func: Any) -> bool:
     if func.name() == "aten::_fused_rms_norm":
         return False
     return has(func.name(), "CompositeImplicitAutograd") and not has(func.name(), "CPU")
+
+
+CONTROL_FLOW = frozenset({"cond", "while_loop", "while_loop_stack_output", "switch"})
+
+
+def eager_form(func: Any) -> Any:
+    """How eager runs a higher-order op in terms of its function arguments; None for a choice that data makes."""
+    if func.name() in CONTROL_FLOW:
+        return None
+    return func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
 
 
 def below_autograd() -> Any:
@@ -296,6 +307,14 @@ def transformers_patches(timeline: Any) -> list[tuple[Any, str, Any]]:
         timeline.synchronise()
 
     return [(masks, "find_packed_sequence_indices", find)]
+
+
+def flex_patches() -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in): flex attention has a backward pass on CUDA, which the fake CPU tensors stand for."""
+    import sys
+
+    module = sys.modules.get("torch.nn.attention.flex_attention")
+    return [] if module is None else [(module, "_validate_device", lambda *_: None)]
 
 
 def pipeline_patches() -> list[tuple[Any, str, Any]]:

@@ -9,7 +9,7 @@ from stablecast.frontends.torch import effects, private
 from stablecast.frontends.torch.aliases import Alias, Aliases, contiguous_strides, itemsize
 from stablecast.frontends.torch.graph import Graph, Group, Place, Ref, Spec
 from stablecast.frontends.torch.names import DTYPES, dtype_name
-from stablecast.frontends.torch.places import Places
+from stablecast.frontends.torch.places import Places, user_frame
 from stablecast.frontends.torch.private import (
     DATA_DEPENDENT,
     FakeTensor,
@@ -80,6 +80,7 @@ class Recorder(TorchDispatchMode):
     """
 
     _number = 0
+    supports_higher_order_operators = True
 
     def __init__(self, fake_mode: Any) -> None:
         super().__init__()
@@ -113,6 +114,8 @@ class Recorder(TorchDispatchMode):
         for kind in types:
             if kind not in self._plain:
                 return NotImplemented
+        if isinstance(func, private.HigherOrderOperator):
+            return self._higher_order(func, args, kwargs or {})
         info = self._infos.get(func)
         if info is None:
             info = self._infos[func] = self._learn(func)
@@ -121,6 +124,25 @@ class Recorder(TorchDispatchMode):
             return info.handler(self, info, args, kwargs or {})
         except DATA_DEPENDENT as error:
             raise self.dynamic(f"{info.full} makes a result whose shape or value depends on data") from error
+
+    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op over functions: the calls inside it are recorded, as eager makes them."""
+        run = private.eager_form(func)
+        file, line = self.places.line or user_frame()
+        where = f"{file}:{line}: " if file else ""
+        if run is None:
+            raise InputError(
+                f"{where}torch.{func.name()} chooses by data what runs, which a capture without data cannot know",
+                "use torch.where in place of a branch, and a loop of fixed length in place of one that data ends",
+            )
+        self.note(f"{func.name()} is recorded as eager runs it, op by op")
+        try:
+            with self:
+                return run(*args, **kwargs)
+        except (AssertionError, NotImplementedError) as error:
+            raise InputError(
+                f"{where}torch's {func.name()} cannot run outside a compiler: {error}", "write the loop in Python"
+            ) from error
 
     def dynamic(self, what: str) -> InputError:
         """The error for a step that depends on data, naming the line of user code."""

@@ -9,11 +9,14 @@ from typing import Any
 
 from stablecast.frontends.torch import private
 from stablecast.frontends.torch.devices import Rewriter, patches
+from stablecast.frontends.torch.emit.emitter import RuleFault
 from stablecast.frontends.torch.private import DATA_DEPENDENT, FakeTensor, FakeTensorMode, load, torch
 from stablecast.frontends.torch.record import Recorder
 from stablecast.frontends.torch.state import StateNames
 from stablecast.frontends.torch.streams import Timeline
 from stablecast.ir.errors import InputError
+
+FAULT = "a rule of stablecast's own failed, please report it:"
 
 
 class Session:
@@ -28,6 +31,7 @@ class Session:
         self.names = StateNames()
         self.recorder = Recorder(self.fake_mode)
         self.rewriter = Rewriter(device, attention, self.timeline)
+        self.faults: list[str] = []
         self._roots: dict[int, Any] = {}
         self._paths: dict[int, str] = {}
 
@@ -40,13 +44,13 @@ class Session:
 
     @contextlib.contextmanager
     def open(self) -> Generator["Session", None, None]:
-        """Everything in place; all of it is undone at the end."""
+        """Everything in place; all of it is undone at the end. Warns (`RuleFault`) where a rule of ours failed."""
         if self.rank >= self.world:
             raise InputError(f"rank {self.rank} is outside a mesh of {self.world} devices")
         replaced = patches(self.device, self.timeline) + private.module_patches()
         replaced += private.engine_patches(self.rewriter) + private.transformers_patches(self.timeline)
         if self.device.startswith("cuda"):
-            replaced += private.foreach_patches()
+            replaced += private.foreach_patches() + private.flex_patches()
         if self.axes:
             private.fake_process_group(self.rank, self.world)
             replaced += private.mesh_patches() + private.ddp_patches() + private.pipeline_patches()
@@ -62,6 +66,8 @@ class Session:
             stack.enter_context(self.fake_mode)
             stack.enter_context(self.rewriter)
             yield self
+        for fault in self.faults:
+            warnings.warn(f"{FAULT} {fault}", RuleFault, stacklevel=4)
 
     def mesh(self) -> Any:
         """The device mesh with the names and sizes asked for."""
@@ -163,7 +169,8 @@ class Session:
         found = self._paths.get(id(target))
         if found is not None:
             return found
-        root = type(target).__name__ if not stack else f"{stack[-1]}/{type(target).__name__}"
+        kind = type(getattr(target, "_orig_mod", target)).__name__
+        root = kind if not stack else f"{stack[-1]}/{kind}"
         self._roots[id(target)] = target
         if not stack:
             self.names.add_module(target)

@@ -323,10 +323,15 @@ class Builder:
         block = op.regions[0].blocks.append(*kinds)
         before, held = self.count, self.constants
         self.constants = {}
-        with self.ir.InsertionPoint(block):
-            arguments = [Val(value, (), dtype) for value, dtype in zip(block.arguments, dtypes, strict=True)]
-            self.hlo.return_([value.value for value in build(*arguments)])
-        self.count, self.constants = before, held
+        try:
+            with self.ir.InsertionPoint(block):
+                arguments = [Val(value, (), dtype) for value, dtype in zip(block.arguments, dtypes, strict=True)]
+                self.hlo.return_([value.value for value in build(*arguments)])
+        except Exception:
+            op.operation.erase()
+            raise
+        finally:
+            self.count, self.constants = before, held
 
     def reduce(self, x: Val, dims: Sequence[int], how: str, initial: Any = None) -> Val:
         """Fold dimensions with `add`, `multiply`, `maximum`, `minimum`, `and` or `or`."""

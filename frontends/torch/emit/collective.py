@@ -140,16 +140,9 @@ def all_to_all(e: Emitter, x: Val, outs: Sequence[int], ins: Sequence[int], grou
     if sum(size > 0 for size in outs) == 1 and sum(size > 0 for size in ins) == 1 and len(outs) > 1:
         return _permute(e, x, [size > 0 for size in ins].index(True), group)
     if len(set(outs)) > 1 or len(set(ins)) > 1:
-        known = e.unlowered.setdefault(e.op, _unlowered("splits differ between peers"))
-        known.count += 1
+        e.without_form(e.op, "splits differ between peers")
         return e.custom_call("c10d.all_to_all_single", [x], side_effect=True)[0]
     return _all_to_all(e, x, 0, 0, group)
-
-
-def _unlowered(reason: str) -> Any:
-    from stablecast.frontends.torch.emit.emitter import Unlowered
-
-    return Unlowered(reason=reason)
 
 
 def _all_to_all(e: Emitter, x: Val, split: int, concat: int, group: str) -> Val:

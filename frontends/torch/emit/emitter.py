@@ -12,18 +12,23 @@ from stablecast.frontends.torch.emit import registry
 from stablecast.frontends.torch.emit.builder import Builder, Val
 from stablecast.frontends.torch.graph import VIEWS, Graph, Group, Node, Place, Ref, Spec, replace_refs
 
-Decomposer = Callable[[Node, Sequence[Spec]], Graph | None]
-"""(node, specs of its operands in order) -> the same in simpler ops, or None."""
+Decomposer = Callable[[Node, Sequence[Spec]], Graph | str | None]
+"""(node, specs of its operands in order) -> the same in simpler ops; a text that says why not; or None."""
 
 RNG_STATE = Spec((2,), "ui64")
 
 
+class RuleFault(RuntimeWarning):
+    """A rule of this package failed on an op that it is there for: a fault of ours, not of the program."""
+
+
 @dataclass(slots=True)
 class Unlowered:
-    """Ops that became custom calls: how often, and why."""
+    """Ops that became custom calls: how often, why, and whether a rule of ours failed (`fault`)."""
 
     count: int = 0
     reason: str = ""
+    fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Emitted:
-    """A finished module. `rng`: it takes random state.
+    """A finished module. `rng`: it takes random state. `faults`: ops whose rule failed.
 
     `ops_of`: launch -> first and last (exclusive) of its ops, as places in the entry function. `views_of`: launch ->
     those of its ops that stand for views.
@@ -53,6 +58,7 @@ class Emitted:
     ops_of: dict[int, tuple[int, int]]
     views_of: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     unlowered: dict[str, Unlowered] = field(default_factory=dict[str, Unlowered])
+    faults: dict[str, Unlowered] = field(default_factory=dict[str, Unlowered])
     rng: bool = False
     ops: int = 0
 
@@ -74,6 +80,7 @@ class Emitter(Builder):
         self.outs: tuple[Spec | None, ...] = ()
         self.op = ""
         self.unlowered: dict[str, Unlowered] = {}
+        self.faults: dict[str, Unlowered] = {}
         self.channels = 0
         self._composites: dict[Any, tuple[str, list[Spec | None]]] = {}
         self._names: dict[str, int] = {}
@@ -139,7 +146,8 @@ class Emitter(Builder):
                 self._env[ref] = Val(value, *specs[ref])
             ops_of, views_of = self._nodes(block)
             self._close(main, block, aliases, result_names)
-        return Emitted(module, ops_of, views_of, self.unlowered, self._rng_argument is not None, self.count)
+        rng = self._rng_argument is not None
+        return Emitted(module, ops_of, views_of, self.unlowered, self.faults, rng, self.count)
 
     def _device_counts(self, module: Any) -> None:
         devices = 1
@@ -217,17 +225,14 @@ class Emitter(Builder):
             if name in registry.COMPOSITES:
                 return self._composite(name, function, args, kwargs)
             return self._fit(function(self, *args, **kwargs), outs)
-        except (
-            TypeError,
-            ValueError,
-            IndexError,
-            KeyError,
-            AssertionError,
-            NotImplementedError,
-            self.ir.MLIRError,
-        ) as error:
+        except NotImplementedError as error:
             self.outs = outs
-            return self._without_emitter(node, args, kwargs, f"{type(error).__name__}: {str(error)[:200]}")
+            return self._without_emitter(node, args, kwargs, str(error))
+        except (TypeError, ValueError, LookupError, ArithmeticError, AssertionError, self.ir.MLIRError) as error:
+            self.outs = outs
+            reason = f"{type(error).__name__}: {str(error)[:200]}"
+            self.faults.setdefault(node.op, Unlowered(reason=reason, fault=True)).count += 1
+            return self._without_emitter(node, args, kwargs, reason, fault=True)
 
     def _fit(self, made: Any, outs: tuple[Spec | None, ...]) -> list[Any]:
         """Results in the element types that torch gives them."""
@@ -245,15 +250,17 @@ class Emitter(Builder):
 
     # ops without an emitter
 
-    def _without_emitter(self, node: Node, args: list[Any], kwargs: dict[str, Any], reason: str = "") -> list[Any]:
+    def _without_emitter(
+        self, node: Node, args: list[Any], kwargs: dict[str, Any], reason: str = "", fault: bool = False
+    ) -> list[Any]:
         if self.settings.decomposer is not None and self._depth < 8:
             operands = operands_of((args, kwargs))
             specs = [Spec(value.shape, value.dtype) for value in operands]
             graph = self.settings.decomposer(plain_node(node, args, kwargs), specs)
-            if graph is not None:
+            if isinstance(graph, Graph):
                 return self._inline(graph, operands)
-        known = self.unlowered.setdefault(node.op, Unlowered(reason=reason or "no StableHLO form is known"))
-        known.count += 1
+            reason = reason or graph or ""
+        self.without_form(node.op, reason or "no StableHLO form is known", fault)
         return self.custom_call(node.op.rpartition(".")[0] or node.op, operands_of((args, kwargs)), node.keep)
 
     def _inline(self, graph: Graph, operands: Sequence[Val]) -> list[Any]:
@@ -269,6 +276,10 @@ class Emitter(Builder):
             self._depth -= 1
         results = iter([env[ref] for ref in graph.outputs])
         return self._fit([None if spec is None else next(results) for spec in outs], outs)
+
+    def without_form(self, op: str, reason: str, fault: bool = False) -> None:
+        """Note an op that becomes a custom call."""
+        self.unlowered.setdefault(op, Unlowered(reason=reason, fault=fault)).count += 1
 
     def custom_call(self, target: str, operands: Sequence[Val], side_effect: bool = False) -> list[Any]:
         """A custom call whose results are those of the node at hand."""

@@ -120,3 +120,37 @@ def test_reads_of_random_state_are_an_argument(execute: Callable[..., Any]) -> N
     found = execute(workload, {"x": torch.ones(64, 64)})["result"]
     assert set(found.reshape(-1).round(4)) == {0.0, float(torch.tensor(1 / 0.75).numpy().round(4))}
     assert 0.2 < (found == 0).mean() < 0.3
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Any:
+    from stablecast.frontends.torch import capture_torch
+    from stablecast.frontends.torch.emit import registry
+
+    def rule(*_: Any, **__: Any) -> Any:
+        raise error
+
+    registry.register_all()
+    monkeypatch.setitem(registry.EMITTERS, "aten.erfinv", rule)
+    return capture_torch(None, torch.erfinv, (torch.ones(3),), device="cpu")
+
+
+def test_a_fault_in_a_rule_is_told_from_an_op_without_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stablecast.frontends.torch.emit.emitter import RuleFault
+
+    with pytest.warns(RuleFault, match="aten.erfinv.default .1x.: ValueError: emitted shape"):
+        faulty = broken(monkeypatch, ValueError("emitted shape (2,) where torch has (3,)"))
+    assert faulty.metadata["faults"] == {"aten.erfinv.default": "ValueError: emitted shape (2,) where torch has (3,)"}
+    assert any("please report" in note for note in faulty.notes)
+    assert not broken(monkeypatch, NotImplementedError("no such form")).metadata["faults"]
+
+
+def test_a_fault_in_a_body_leaves_a_valid_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stablecast.frontends.torch import capture_torch
+    from stablecast.frontends.torch.emit.builder import Builder
+    from stablecast.frontends.torch.emit.emitter import RuleFault
+    from stablecast.ir.reader import read
+
+    monkeypatch.setattr(Builder, "binary", lambda *_: 1 / 0)
+    with pytest.warns(RuleFault, match="ZeroDivisionError"):
+        workload = capture_torch(None, torch.sum, (torch.ones(3),), device="cpu")
+    assert "stablehlo.custom_call" in {op.name for op in read(workload.modules[0].data).main.body.ops}
