@@ -41,7 +41,7 @@ def partition_module(data: bytes, source: str, route: str) -> tuple[dict[str, An
     header["partitions"] = _partitions(module)
     gspmd = has_gspmd(module)
     if gspmd:
-        header["notes"] += to_sdy(module)
+        header["notes"] += to_sdy(module, entry_function(module).attributes["sym_name"].value)
     check_divisible(module, entry_function(module), [entry["name"] for entry in header["arguments"]])
     if gspmd:
         header["route"] = "gspmd"

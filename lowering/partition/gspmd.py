@@ -15,9 +15,10 @@ Radix = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A sharding of one tensor: `tiles` per dimension, then sizes of the subgroup dimensions that replicate.
+    """A sharding of one tensor: `tiles` per dimension, then sizes of the subgroup dimensions.
 
-    `replicated`: every device holds all of it. `manual`: shapes are one device's already.
+    `manual_subgroups`: which of these are manual: shapes are one device's along them already; the others replicate.
+    `replicated`: every device holds all of it. `manual`: shapes are one device's along all axes.
     """
 
     tiles: tuple[int, ...] = ()
@@ -25,6 +26,7 @@ class Tiling:
     radices: tuple[Radix, ...] = ()
     replicated: bool = False
     manual: bool = False
+    manual_subgroups: tuple[int, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -67,22 +69,23 @@ def parse(text: str, num_devices: int) -> Tiling:
         raise InputError(f"sharding '{text[:80]}' is of no known form", "export the program with Shardy")
     tiles = _numbers(found[1])
     radices = _radices(found, text)
-    rest = body[found.end() :]
-    subgroups = _subgroup_count(rest)
+    kinds = _subgroup_kinds(body[found.end() :], text)
     if math.prod(size for size, _ in radices) != math.prod(tiles) or math.prod(tiles) > num_devices:
         raise InputError(f"sharding '{text[:80]}' does not fit {num_devices} devices")
-    cut = len(tiles) - subgroups
-    manual = "manual" in rest
-    if manual and math.prod(tiles[:cut]) > 1:
-        raise InputError(f"sharding '{text[:80]}' is manual on some axes only", "export the program with Shardy")
-    return Tiling(tiles[:cut], tiles[cut:], radices, manual=manual)
+    cut = len(tiles) - len(kinds)
+    manual = tuple(place for place, kind in enumerate(kinds) if kind == "manual")
+    return Tiling(tiles[:cut], tiles[cut:], radices, manual_subgroups=manual)
 
 
-def _subgroup_count(rest: str) -> int:
+def _subgroup_kinds(rest: str, text: str) -> list[str]:
     if "last_tile_dim_replicate" in rest:
-        return 1
+        return ["replicated"]
     found = re.search(r"last_tile_dims=\{([^}]*)\}", rest)
-    return len(found[1].split(",")) if found else 0
+    kinds = [kind.strip() for kind in found[1].split(",")] if found else []
+    unknown = set(kinds) - {"manual", "replicated"}
+    if unknown:
+        raise InputError(f"sharding '{text[:80]}' has {unknown.pop()} subgroups", "export the program with Shardy")
+    return kinds
 
 
 def _radices(found: re.Match[str], text: str) -> tuple[Radix, ...]:
@@ -139,13 +142,27 @@ def _tile_cuts(tiling: Tiling) -> set[int]:
 
 def axes_of(tiling: Tiling, mesh: DeviceAxes) -> tuple[tuple[str, ...], ...]:
     """For each dimension of the tensor the axes of `mesh` that split it, major to minor."""
+    return _all_axes(tiling, mesh)[: tiling.rank]
+
+
+def manual_axes_of(tiling: Tiling, mesh: DeviceAxes) -> tuple[str, ...]:
+    """The axes along which shapes are one device's already, in the order of `mesh`."""
+    if tiling.manual:
+        return mesh.names
+    groups = _all_axes(tiling, mesh)[tiling.rank :]
+    manual = {axis for place in tiling.manual_subgroups for axis in groups[place]}
+    return tuple(axis for axis in mesh.names if axis in manual)
+
+
+def _all_axes(tiling: Tiling, mesh: DeviceAxes) -> tuple[tuple[str, ...], ...]:
+    """The axes of each dimension and each subgroup."""
     digits: list[int] = []
     for size, stride in tiling.radices:
         digits += [
             index for index, at in enumerate(mesh.strides) if stride <= at < stride * size and mesh.sizes[index] > 1
         ]
     result: list[tuple[str, ...]] = []
-    for tile in tiling.tiles:
+    for tile in (*tiling.tiles, *tiling.subgroups):
         taken: list[str] = []
         while tile > 1:
             index = digits.pop(0)

@@ -28,7 +28,6 @@ _TRANSPARENT = frozenset(
         "sdy.reshard",
     }
 )
-_ANNOTATIONS = frozenset({"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"})
 _RENAMED = {
     "sdy.constant": "stablehlo.constant",
     **{f"mhlo.{name}": f"chlo.{name}" for name in ["acos", "acosh", "asin", "asinh", "atanh", "cosh", "erf", "sinh"]},
@@ -112,9 +111,7 @@ class Localiser:
 
     def _op(self, op: Op, out: list[Op]) -> None:
         name = op.name
-        if name in _TRANSPARENT or (
-            name == "stablehlo.custom_call" and op.attrs.get("call_target_name") in _ANNOTATIONS
-        ):
+        if name in _TRANSPARENT or (name == "stablehlo.custom_call" and op.attrs.get("call_target_name") == "Sharding"):
             self._pass_on(op)
             return
         if name in _INLINED and op.regions:
@@ -181,13 +178,9 @@ class Localiser:
         return tuple([names.get(value, value) for value in op.operands])
 
     def _pass_on(self, op: Op) -> None:
-        """The result is the operand; annotations that switch to local shapes keep the local type."""
+        """The result is the operand."""
         value = op.operands[0]
         kind, sharding = self._local[value], self._shardings[value]
-        if op.shardings and op.attrs.get("call_target_name") == "SPMDShardToFullShape":
-            sharding = op.shardings[0]
-        elif op.attrs.get("call_target_name") == "SPMDFullToShardShape":
-            kind, sharding = self._layout.intern(op.result_type), REPLICATED
         for result in op.results:
             self._names[result] = self._names.get(value, value)
             self._define(result, kind, sharding)
