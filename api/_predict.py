@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stablecast._capture import capture, load
+from stablecast._measured import MeasuredInput, is_measured
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Device, System
 from stablecast.backends.prediction import Prediction
@@ -133,6 +134,7 @@ class Session:
         self._programs: dict[str, Program] = {}
         self._lowered: dict[tuple[str, Arithmetic], DeviceProgram] = {}
         self._traces: TracePrograms | None = None
+        self._measured: MeasuredInput | None = None
         if options.exec not in ("auto", "xla"):
             raise InputError(f"unknown execution model '{options.exec}'", "known: auto, xla")
 
@@ -147,7 +149,7 @@ class Session:
         if isinstance(self._source, Workload):
             return self._source
         wanted = self.options.platform or platform
-        if isinstance(self._source, DeviceProgram | TracePrograms) or self.traces() is not None:
+        if isinstance(self._source, DeviceProgram | TracePrograms) or self._ready():
             raise InputError(f"{self.name} is a trace or device program: it has kernels, but no program text")
         if callable(self._source):
             raise InputError("give a workload: stablecast.capture(function, ...)")
@@ -155,6 +157,9 @@ class Session:
         if key not in self._workloads:
             self._workloads[key] = load(self._source, self.options.arguments, platform=wanted, mesh=self.options.mesh)
         return self._workloads[key]
+
+    def _ready(self) -> bool:
+        return self.traces() is not None or self.measured() is not None
 
     def traces(self, ranks: int | None = None) -> TracePrograms | None:
         """The device programs of an input that is a Chakra trace or ready, None for all others.
@@ -169,6 +174,13 @@ class Session:
         if self._traces is None and not isinstance(source, Workload) and not callable(source) and is_chakra(source):
             self._traces = read_chakra(source, ranks=ranks)
         return self._traces
+
+    def measured(self) -> MeasuredInput | None:
+        """The program in an input that is a measured trace, None for all others."""
+        source = self._source
+        if self._measured is None and isinstance(source, str | Path) and is_measured(source):
+            self._measured = MeasuredInput(Path(source))
+        return self._measured
 
     def program(self, platform: str) -> Program:
         """The program of one device: that of the workload's first module, partitioned where it is a whole mesh's."""
@@ -197,6 +209,9 @@ class Session:
         ready = self.traces()
         if ready is not None:
             return next(iter(ready.values()))
+        measured = self.measured()
+        if measured is not None:
+            return measured.program(device)
         platform = platform_of(device)
         workload = self.workload(platform)
         target = Target(platform, arithmetic_of(device), combine=workload.launches is None)
@@ -222,6 +237,8 @@ class Session:
         ready = self.traces()
         if ready is not None:
             return next(iter(ready.values()))
+        if self.measured() is not None:
+            raise InputError(f"{self.name} is a measured trace: its kernels are made for a device", "give --on NAME")
         platform = self.options.platform or "cuda"
         lowered = lower(self.program(platform), Target(platform), self.options.conventions)
         return replace(lowered, platform=self.workload(platform).platform or platform)
@@ -231,7 +248,11 @@ class Session:
         name, given = split_system(spec)
         device = self.catalogue.resolve(spec).device
         ready = self.traces(given)
-        wanted = ready.num_devices if ready else self.workload(platform_of(device)).num_devices
+        measured = None if ready else self.measured()
+        if measured is not None:
+            wanted = measured.program(device).num_devices
+        else:
+            wanted = ready.num_devices if ready else self.workload(platform_of(device)).num_devices
         if given is not None and given != wanted:
             raise InputError(
                 f"--on {spec} has {given} device(s), but the program is written for {wanted}",

@@ -8,6 +8,7 @@ from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.predictor import Settings
 from stablecast.backends.registry import parse_choice
 from stablecast.frontends.traces import read_ranks
+from stablecast.frontends.traces.pytorch_et import read_et, with_shapes
 from stablecast.ir.errors import InputError
 from stablecast.validation.from_trace import trace_program
 from stablecast.validation.measured import MeasuredRun, measure
@@ -16,9 +17,15 @@ from stablecast.validation.report import ValidationReport
 from stablecast.validation.report import validate as lay_beside
 
 
-def measured_runs(traces: Sequence[str | Path], device: int | None, step: str) -> tuple[MeasuredRun, ...]:
-    """The runs of one or several ranks."""
-    return tuple(measure(events, device=device, step=step) for events in read_ranks(traces))
+def measured_runs(
+    traces: Sequence[str | Path], device: int | None, step: str, host_trace: str | Path = ""
+) -> tuple[MeasuredRun, ...]:
+    """The runs of one or several ranks; `host_trace`: the execution trace that lends its shapes to all of them."""
+    ranks = read_ranks(traces)
+    if host_trace:
+        lender = read_et(Path(host_trace))
+        ranks = tuple(with_shapes(lender, events) for events in ranks)
+    return tuple(measure(events, device=device, step=step) for events in ranks)
 
 
 def validate(
@@ -28,6 +35,7 @@ def validate(
     backend: str = "analytical",
     device: int | None = None,
     step: str = "",
+    host_trace: str | Path = "",
 ) -> ValidationReport:
     """Lay the prediction of `workload` on `on` beside a measured trace.
 
@@ -36,11 +44,12 @@ def validate(
 
     `traces`: one file, or one a rank (the slowest one is reported). `workload`: a `Workload`, a `DeviceProgram`, or
     what the command line takes as INPUT. `device`: which device of the trace. `step`: the annotation that marks a step.
-    Raises `InputError` for what cannot be read.
+    `host_trace`: the PyTorch execution trace of the run, for shapes that the trace lacks. Raises `InputError` for what
+    cannot be read.
     """
     if not traces:
         raise InputError("no trace is given")
-    runs = measured_runs(traces, device, step)
+    runs = measured_runs(traces, device, step, host_trace)
     run = max(runs, key=lambda found: found.median_step_s)
     if workload is None:
         return _from_its_own_shapes(run, on, backend) if on else lay_beside(run)

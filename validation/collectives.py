@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -106,16 +106,18 @@ def _message(kind: str, own: Mapping[str, Any], called: Mapping[str, Any], dtype
 
 
 def shapes_of(args: Mapping[str, Any]) -> list[tuple[int, ...]]:
-    """The shapes of tensors in `Input Dims`; scalars, lists of tensors and what has no shape are left out."""
+    """The shapes of tensors in `Input Dims`, those in lists too; scalars and what has no shape are left out."""
     dims: Any = args.get("Input Dims")
-    if not isinstance(dims, list):
-        return []
-    found: list[tuple[int, ...]] = []
+    return list(_shapes(dims)) if isinstance(dims, list) else []
+
+
+def _shapes(dims: Any) -> Iterator[tuple[int, ...]]:
     for shape in cast("list[Any]", dims):
         sizes = cast("list[Any]", shape) if isinstance(shape, list) else []
         if sizes and all(isinstance(size, int) for size in sizes):
-            found.append(tuple(sizes))
-    return found
+            yield tuple(sizes)
+        elif any(isinstance(size, list) for size in sizes):
+            yield from _shapes(sizes)
 
 
 def _types(called: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ several kernels the longest one decides the class; that is the only use of a tim
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
@@ -20,14 +21,14 @@ from stablecast.ir.trace_events import NO_ARGS
 from stablecast.ir.work import NO_WORK, SymbolicWork
 from stablecast.validation.collectives import collectives, shapes_of
 from stablecast.validation.items import longest, units, work_scope
-from stablecast.validation.kernel_names import TF32_NAMES, MeasuredClass
+from stablecast.validation.kernel_names import TF32_NAMES, WEIGHT_GRADIENT, MeasuredClass
 from stablecast.validation.measured import MeasuredRun
 
 Shapes = Sequence[tuple[int, ...]]
 _KINDS: Final = frozenset(
     {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_broadcast", "collective_permute"}
 )
-_TYPES: Final[Mapping[str, str]] = {
+ELEMENT_TYPES: Final[Mapping[str, str]] = {
     "float": "f32",
     "double": "f64",
     "c10::half": "f16",
@@ -43,14 +44,28 @@ _TYPES: Final[Mapping[str, str]] = {
 }
 """Kineto's names of types in small letters -> StableHLO's."""
 
+_CUSTOM: Final = re.compile(r"(?!aten::|torch::)\w+::|torch::autograd::CppNode")
+"""Operators of other libraries: their shapes do not say their work."""
+
+_LISTS: Final = re.compile(r"aten::(_foreach|_fused)_")
+_MOST_LISTS: Final = 6
+_ELEMENTWISE: Final = re.compile(r"(un|vec|vectorized_)?(rolled_)?elementwise_kernel")
+_PER_THREAD: Final = 32
+"""More elements than a thread of an elementwise kernel takes: what is beyond is a view of fewer stored ones."""
+
 _BATCHED: Final = frozenset({"aten::bmm", "aten::baddbmm"})
 _LOOKUPS: Final = frozenset({"aten::embedding", "aten::index_select", "aten::index", "aten::gather"})
 _PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::linear", "aten::matmul", "aten::_addmm_activation"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """One operator call with the device work that it launched."""
+class Call:
+    """One operator call with the device work that it launched.
+
+    `shapes`: of its tensors; `element`: their StableHLO type; `nbytes`: moved, where the trace says so; `concrete`: its
+    other arguments as text. `most`: elements that its kernel has threads for, 0 where that is unknown. `way`: of a
+    convolution's gradients `dgrad` or `wgrad`.
+    """
 
     op: str
     klass: MeasuredClass
@@ -58,8 +73,9 @@ class _Call:
     element: str
     nbytes: float
     scope: str
-    concrete: Sequence[Any]
-    event: int
+    concrete: Sequence[Any] = ()
+    most: int = 0
+    way: str = ""
 
 
 def trace_program(run: MeasuredRun, step: int, device: Device, *, tf32: bool | None = None) -> DeviceProgram:
@@ -69,7 +85,7 @@ def trace_program(run: MeasuredRun, step: int, device: Device, *, tf32: bool | N
     """
     if tf32 is None:
         tf32 = any(TF32_NAMES.search(kernel.name) for kernel in run.by_name)
-    build = _Build(device, tf32)
+    build = ProgramBuilder(device, tf32)
     talk = {entry.position: entry for entry in collectives(run)}
     largest = max((entry.group_size for entry in talk.values()), default=1) or 1
     for positions in units(run, step, talk):
@@ -78,29 +94,47 @@ def trace_program(run: MeasuredRun, step: int, device: Device, *, tf32: bool | N
         if spoken is not None:
             build.collective(spoken.kind, spoken.nbytes, spoken.group_size or largest, largest)
         else:
-            build.call(_call(run, main, int(run.op[main])))
+            build.call(replace(_call(run, main, int(run.op[main])), way=_way(run, positions)))
     return build.program(run.events.source, largest)
 
 
-def _call(run: MeasuredRun, position: int, op: int) -> _Call:
+def _way(run: MeasuredRun, positions: Sequence[int]) -> str:
+    if not run.op_name(positions[0]).endswith("convolution_backward"):
+        return ""
+    return "wgrad" if any(WEIGHT_GRADIENT.search(run.name(position)) for position in positions) else "dgrad"
+
+
+def _call(run: MeasuredRun, position: int, op: int) -> Call:
     own = run.events.args_of(op) if op >= 0 else NO_ARGS
     types: Any = own.get("Input type")
     names = [str(name).lower() for name in cast("list[Any]", types)] if isinstance(types, list) else []
-    element = next((_TYPES[name] for name in names if name in _TYPES), "f32")
+    element = next((ELEMENT_TYPES[name] for name in names if name in ELEMENT_TYPES), "f32")
     concrete: Any = own.get("Concrete Inputs")
-    return _Call(
+    shapes = shapes_of(own) or ([(1,)] if any(name in ELEMENT_TYPES for name in names) else [])
+    return Call(
         run.op_name(position) or run.name(position),
         run.klass(position),
-        shapes_of(own),
+        shapes,
         element,
         float(run.events.nbytes[run.work[position]]),
         work_scope(run, int(run.work[position]), op),
         cast("list[Any]", concrete) if isinstance(concrete, list) else [],
-        op,
+        _threads(run, position) * _PER_THREAD,
     )
 
 
-class _Build:
+def _threads(run: MeasuredRun, position: int) -> int:
+    """Threads of an elementwise kernel of PyTorch, each of which takes a few elements; 0 for all others."""
+    args = run.events.args_of(int(run.work[position]))
+    grid, block = args.get("grid"), args.get("block")
+    if not _ELEMENTWISE.search(run.name(position)) or not isinstance(grid, list) or not isinstance(block, list):
+        return 0
+    return math.prod(map(int, cast("list[Any]", grid))) * math.prod(map(int, cast("list[Any]", block)))
+
+
+class ProgramBuilder:
+    """Takes operator calls and collectives one by one; f32 products as TF32 where `tf32`, for pricing on `device`."""
+
     def __init__(self, device: Device, tf32: bool) -> None:
         self._device = device
         self._tf32 = tf32
@@ -121,7 +155,7 @@ class _Build:
         operand = int(nbytes) // max(groups.size, 1) if kind == "all_gather" else int(nbytes)
         self._body.append(Collective(kind, groups, operand, int(nbytes)))
 
-    def call(self, call: _Call) -> None:
+    def call(self, call: Call) -> None:
         """One operator call."""
         if call.klass is MeasuredClass.MEMCPY and not call.shapes:
             self._host_bytes += call.nbytes
@@ -135,8 +169,8 @@ class _Build:
         self._work = self._work + row.work
         self._body.append(Kernel(number, scope=f"{call.scope}/{call.op}" if call.scope else ""))
 
-    def _row(self, call: _Call) -> KernelRow | None:
-        makers: Mapping[MeasuredClass, Callable[[_Call], KernelRow | None]] = {
+    def _row(self, call: Call) -> KernelRow | None:
+        makers: Mapping[MeasuredClass, Callable[[Call], KernelRow | None]] = {
             MeasuredClass.MATMUL: self._product,
             MeasuredClass.CONVOLUTION: self._convolution,
             MeasuredClass.MEMSET: self._fill,
@@ -146,7 +180,7 @@ class _Build:
         row = maker(call)
         return None if row is None else replace(row, label=call.op)
 
-    def _product(self, call: _Call) -> KernelRow | None:
+    def _product(self, call: Call) -> KernelRow | None:
         matrices = [shape for shape in call.shapes if len(shape) >= 2]
         if len(matrices) < 2:
             return self._streamed(call) if call.op not in _BATCHED | _PRODUCTS else None
@@ -158,7 +192,7 @@ class _Build:
         row = specs.matmul(self._device, call.element, rows, n, k, batch)
         return row if self._tf32 or call.element != "f32" else replace(row, math="fp32")
 
-    def _convolution(self, call: _Call) -> KernelRow | None:
+    def _convolution(self, call: Call) -> KernelRow | None:
         """NCHW convolutions whose stride and padding the trace states; what it does not state is not guessed."""
         spatial = [shape for shape in call.shapes if len(shape) == 4]
         numbers = [_numbers(text) for text in call.concrete]
@@ -170,17 +204,17 @@ class _Build:
         pad, stride = (settings[1][0], settings[0][0]) if "cudnn" not in call.op else (settings[0][0], settings[1][0])
         n, c, h, w = image
         groups = c // weight[1]
-        way = "wgrad" if backward else "fwd"
+        way = call.way or ("wgrad" if backward else "fwd")
         row = specs.conv2d(
             self._device, call.element, n, h, w, c, weight[0], weight[2], weight[3], stride, pad, groups, way
         )
         return row if self._tf32 or call.element != "f32" else replace(row, math="fp32")
 
-    def _fill(self, call: _Call) -> KernelRow | None:
-        elements = int(call.nbytes) // 4 or max(map(math.prod, call.shapes), default=0)
+    def _fill(self, call: Call) -> KernelRow | None:
+        elements = int(call.nbytes) // 4 or _limited(max(map(math.prod, call.shapes), default=0), call)
         return specs.elementwise(self._device, "f32", elements, 1, 0) if elements else None
 
-    def _gather(self, call: _Call) -> KernelRow | None:
+    def _gather(self, call: Call) -> KernelRow | None:
         """Rows that are picked, not the table that they are picked from; other lookups do not say how many."""
         if not call.shapes or call.op not in _LOOKUPS:
             return None
@@ -189,15 +223,18 @@ class _Build:
         row = specs.elementwise(self._device, call.element, max(math.prod(indices), 1), width, 1)
         return replace(row, klass=KernelClass.GATHER)
 
-    def _streamed(self, call: _Call) -> KernelRow | None:
+    def _streamed(self, call: Call) -> KernelRow | None:
         """What reads its operands and writes the largest of them once."""
-        sparse = call.klass is MeasuredClass.SCATTER and not call.op.startswith("aten::")
-        if not call.shapes or sparse:
+        if not call.shapes or _CUSTOM.match(call.op):
             return None
+        if _LISTS.match(call.op):
+            elements, lists = _listed(call.shapes)
+            return specs.elementwise(self._device, call.element, elements, 1, lists)
         largest = max(map(math.prod, call.shapes))
         if not largest:
             return None
         inputs = sum(math.prod(shape) == largest for shape in call.shapes)
+        largest = _limited(largest, call)
         if call.klass is MeasuredClass.REDUCTION:
             shape = max(call.shapes, key=math.prod)
             return specs.reduce(self._device, call.element, max(largest // shape[-1], 1), shape[-1])
@@ -238,6 +275,21 @@ _STREAMED: Final[Mapping[MeasuredClass, KernelClass]] = {
     MeasuredClass.MEMCPY: KernelClass.COPY,
     MeasuredClass.FFT: KernelClass.FFT,
 }
+
+
+def _listed(shapes: Shapes) -> tuple[int, int]:
+    """Elements of one of the equal lists of tensors, and how many lists there are."""
+    count = len(shapes)
+    lists = next((n for n in range(_MOST_LISTS, 1, -1) if not count % n and _alike(shapes, count // n)), 1)
+    return sum(map(math.prod, shapes[: count // lists])), lists
+
+
+def _alike(shapes: Shapes, size: int) -> bool:
+    return all(shapes[at] == shapes[at - size] for at in range(size, len(shapes)))
+
+
+def _limited(elements: int, call: Call) -> int:
+    return min(elements, call.most) if call.most else elements
 
 
 def _numbers(text: Any) -> list[int]:

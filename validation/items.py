@@ -16,7 +16,7 @@ from stablecast.ir.kernels import KernelClass, KernelRow
 from stablecast.ir.scopes import parse_scope
 from stablecast.ir.types import Count
 from stablecast.validation.collectives import MeasuredCollective, collectives, shapes_of
-from stablecast.validation.kernel_names import MeasuredClass
+from stablecast.validation.kernel_names import WEIGHT_GRADIENT, MeasuredClass
 from stablecast.validation.launches import scope_path
 from stablecast.validation.measured import MeasuredRun
 
@@ -83,12 +83,25 @@ def measured_items(run: MeasuredRun, step: int) -> tuple[Item, ...]:
 
 
 def units(run: MeasuredRun, step: int, talk: Container[int]) -> tuple[list[int], ...]:
-    """Positions of the work of step `step`, those that one operator call launched together; `talk`: of collectives."""
+    """Positions of the work of step `step`, those that one operator call launched together; `talk`: of collectives.
+
+    The two gradients of a convolution, which one call launches one after the other, are two units.
+    """
     found: dict[tuple[int, int], list[int]] = {}
     for position in np.nonzero(run.step == step)[0].tolist():
         alone = run.op[position] < 0 or position in talk
         found.setdefault((-1, position) if alone else (int(run.op[position]), -1), []).append(position)
-    return tuple(found.values())
+    return tuple(part for unit in found.values() for part in _gradients(run, unit))
+
+
+def _gradients(run: MeasuredRun, positions: list[int]) -> list[list[int]]:
+    """The kernels of a convolution's gradient to its input, and of that to its weights, which come second."""
+    if not run.op_name(positions[0]).endswith("convolution_backward"):
+        return [positions]
+    first = next((at for at, position in enumerate(positions) if WEIGHT_GRADIENT.search(run.name(position))), 0)
+    while first and run.klass(positions[first - 1]) is MeasuredClass.MEMSET:
+        first -= 1
+    return [part for part in (positions[:first], positions[first:]) if part]
 
 
 def longest(run: MeasuredRun, positions: Sequence[int]) -> int:

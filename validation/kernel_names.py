@@ -171,7 +171,7 @@ KERNEL_NAMES: Final[tuple[tuple[MeasuredClass, tuple[str, ...]], ...]] = (
     (
         C.MATMUL,
         (
-            r"gemm",
+            r"(?<!fb)gemm",
             r"gemv",
             r"Gemm",
             r"\bdot_kernel",
@@ -454,6 +454,9 @@ LAUNCHING_OPS: Final[tuple[tuple[str, MeasuredClass], ...]] = (
 
 TF32_NAMES: Final = re.compile(r"tf32|s1688|s16816gemm_f32|xmma_gemm_f32f32_tf32")
 """Kernels of f32 products and convolutions that multiply as TF32."""
+
+WEIGHT_GRADIENT: Final = re.compile(r"wgrad|Wgrad|bwd_weight|bwd_filter|BackwardWeight|BwdWeight|WrW|wrw")
+"""Kernels of the gradient of a convolution to its weights."""
 
 _COMPILED: Final = tuple((re.compile("|".join(patterns)), klass) for klass, patterns in KERNEL_NAMES)
 _OPS: Final = tuple((re.compile(pattern), klass) for pattern, klass in LAUNCHING_OPS)

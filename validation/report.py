@@ -284,7 +284,7 @@ def _reason(ours: Item, theirs: Item) -> str:
             if ratio > 1
             else "efficiency of a short kernel"
         )
-    return f"efficiency: the kernel reaches {ratio:.2g} of the rate that the model expects{bound}"
+    return f"efficiency: the kernel reaches {ratio:.2g} x the rate that the model expects{bound}"
 
 
 def _lone_measured(item: Item) -> str:

@@ -37,6 +37,10 @@ def validate(
     device: Annotated[
         int | None, typer.Option("--device", help="Which device of the trace; the first with work if left out.")
     ] = None,
+    host_trace: Annotated[
+        str,
+        typer.Option("--host-trace", metavar="ET", help="PyTorch execution trace of the run: shapes for the trace."),
+    ] = "",
     graph: Annotated[
         bool, typer.Option("--graph", help="Only compare the graphs; exit with 3 and --strict where they differ.")
     ] = False,
@@ -59,7 +63,9 @@ def validate(
     if workload:
         session = Session(workload, opt.make_options(source, counting, execution, backend))
     with opt.progress(f"reading {traces[0]}"):
-        report = run_validation(*traces, workload=session, on=on, backend=backend, device=device, step=step)
+        report = run_validation(
+            *traces, workload=session, on=on, backend=backend, device=device, step=step, host_trace=host_trace
+        )
     if output is not None:
         opt.write_text(output, report.to_html())
     if graph and report.graph is not None:

@@ -5,7 +5,7 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -19,6 +19,9 @@ from stablecast.ir.trace_events import Category, TraceEvents
 _ROOT: Final = "[pytorch|profiler|execution_"
 _EXACT_SHARE: Final = 0.9
 _LONGER: Final = 1.5
+_LENDING_SHARE: Final = 0.5
+_LEAST_STRETCH: Final = 8
+_NAMED: Final = (Category.OP, Category.ANNOTATION)
 _MOST_PAIRS: Final = 4_000_000
 _PROBE: Final = 2000
 
@@ -135,7 +138,7 @@ def link(trace: ExecutionTrace, events: TraceEvents) -> Link:
     thread by thread, so that operators which only one side has are left out. Two different runs give a small `share`.
     """
     ops = [op for op in trace.ops if not op.name.startswith(_ROOT)]
-    host = np.nonzero(events.is_a(Category.OP, Category.ANNOTATION) & ~events.on_device)[0]
+    host = np.nonzero(events.is_a(*_NAMED) & ~events.on_device)[0]
     by_record = {int(events.args_of(int(index)).get("Record function id", -1)): int(index) for index in host}
     exact = {op.id: by_record[op.record] for op in ops if op.record in by_record}
     names = {op.id: op.name for op in ops}
@@ -144,6 +147,66 @@ def link(trace: ExecutionTrace, events: TraceEvents) -> Link:
         return Link(exact, right / len(ops), "record")
     found = _by_order(ops, host, events)
     return Link(found, len(found) / len(ops) if ops else 0.0, "order")
+
+
+def with_shapes(trace: ExecutionTrace, events: TraceEvents) -> TraceEvents:
+    """`events` whose operators carry the shapes, types and values of `trace`'s where they have none themselves.
+
+    A host trace of one step lends them to every step of a longer run. Raises `InputError` where less than half of its
+    operators are in `events`.
+    """
+    found = link(trace, events)
+    if found.share < _LENDING_SHARE:
+        raise InputError(
+            f"{trace.source} and {events.source} are of different runs: "
+            f"of the host trace's operators {found.share:.0%} are in the other",
+            "give the host trace of the same run",
+        )
+    ops = {op.id: op for op in trace.ops}
+    args = dict(events.args)
+    for number, event in _repeats(trace, events, found).items():
+        op = ops[event]
+        said = {"Input Dims": list(op.shapes), "Input type": _kineto_types(op), "Concrete Inputs": list(op.values)}
+        args[number] = {**said, **args.get(number, {})}
+    return replace(events, args=args)
+
+
+def _kineto_types(op: EtOp) -> list[str]:
+    """`Tensor(float)` as Kineto writes it: `float`."""
+    return [kind.removeprefix("Tensor(").removesuffix(")") if kind.startswith("Tensor(") else kind for kind in op.types]
+
+
+def _repeats(trace: ExecutionTrace, events: TraceEvents, found: Link) -> dict[int, int]:
+    """Event -> operator, for the linked stretch and for every other one with the same names in the same order."""
+    by_event = {event: number for number, event in found.event_of.items()}
+    for thread in {int(events.stream[event]) for event in by_event}:
+        places = np.nonzero(events.is_a(*_NAMED) & ~events.on_device & (events.stream == thread))[0]
+        linked = [at for at, event in enumerate(places.tolist()) if event in by_event]
+        if len(linked) < _LEAST_STRETCH or len(places) < _LONGER * len(linked):
+            continue
+        low, high = linked[0], linked[-1] + 1
+        names = events.name[places]
+        windows = np.lib.stride_tricks.sliding_window_view(names, high - low)
+        for start in _like(windows, names[low:high]):
+            for offset in range(high - low):
+                lender = by_event.get(int(places[low + offset]))
+                taker = int(places[start + offset])
+                if lender is not None and names[start + offset] == names[low + offset]:
+                    by_event.setdefault(taker, lender)
+    return by_event
+
+
+def _like(windows: np.ndarray[Any, np.dtype[np.int64]], wanted: np.ndarray[Any, np.dtype[np.int64]]) -> list[int]:
+    """Starts of stretches that agree with `wanted` in nearly all places and do not overlap, the best first."""
+    blocks = [(windows[low : low + _PROBE] == wanted).mean(axis=1) for low in range(0, len(windows), _PROBE)]
+    share = np.concatenate(blocks)
+    chosen: list[int] = []
+    for start in np.argsort(-share, kind="stable").tolist():
+        if share[start] < _EXACT_SHARE:
+            break
+        if all(abs(start - other) >= len(wanted) for other in chosen):
+            chosen.append(start)
+    return chosen
 
 
 def _by_order(ops: Sequence[EtOp], host: np.ndarray[Any, np.dtype[np.int64]], events: TraceEvents) -> dict[int, int]:

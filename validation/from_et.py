@@ -1,0 +1,210 @@
+"""A device program from a PyTorch execution trace alone: operators with shapes, no kernel and no time."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from stablecast.backends.device import Device
+from stablecast.frontends.traces.pytorch_et import EtOp, ExecutionTrace
+from stablecast.ir.device_program import DeviceProgram
+from stablecast.ir.errors import InputError
+from stablecast.validation.collectives import shapes_of
+from stablecast.validation.from_trace import ELEMENT_TYPES, Call, ProgramBuilder
+from stablecast.validation.kernel_names import MeasuredClass, classify_launched, collective_kind
+from stablecast.validation.linking.tensors import tensors
+from stablecast.validation.steps import MARKS
+
+C = MeasuredClass
+_SILENT_NAMES: Final = """
+alias as_strided broadcast_tensors chunk contiguous detach detach_ empty empty_like empty_strided expand expand_as
+flatten is_same_size item lift_fresh narrow new_empty new_empty_strided numpy_T permute pin_memory _pin_memory
+record_stream reshape _reshape_alias resize_ resolve_conj resolve_neg result_type select set_ size slice split
+split_with_sizes squeeze squeeze_ stride swapaxes t to to_dense transpose type_as unbind unflatten unfold unsafe_split
+unsafe_view _unsafe_view unsqueeze unsqueeze_ view view_as _local_scalar_dense is_pinned
+_has_compatible_shallow_copy_type
+"""
+_SILENT: Final = frozenset(_SILENT_NAMES.split())
+"""ATen operators that launch nothing themselves."""
+
+_CLASSES: Final[Sequence[tuple[re.Pattern[str], MeasuredClass]]] = tuple(
+    (re.compile(pattern), klass)
+    for pattern, klass in (
+        (r"^(copy_|clone|cat|stack|_to_copy|constant_pad_nd|repeat|roll|flip)$", C.COPY),
+        (r"^(zero_|fill_|zeros|ones|full)$", C.MEMSET),
+        (r"embedding_dense_backward|index_put|index_add|scatter|masked_scatter", C.SCATTER),
+        (r"^(embedding|index_select|index|gather|take|masked_select|_embedding_bag.*)$", C.GATHER),
+        (r"^(sort|topk|argsort|unique.*|msort|multinomial|kthvalue|median)$", C.SORT),
+        (r"fft", C.FFT),
+        (
+            r"softmax|norm|pool|^(sum|mean|max|min|amax|amin|argmax|argmin|prod|var|std|var_mean|std_mean|any|all|"
+            r"cumsum|nll_loss.*|cross_entropy.*|mse_loss.*|binary_cross_entropy.*|logsumexp|count_nonzero|bincount)$",
+            C.REDUCTION,
+        ),
+    )
+)
+_WRAPPERS: Final = re.compile(r"Backward\d+$|^(autograd|torch|c10d|nccl|gloo|_c10d_functional)::|^(?!\w+::)")
+"""Names of what only calls operators: nodes of autograd, annotations, and what runs collectives."""
+
+_COMMS: Final = "record_param_comms"
+_TF32: Final = False
+_STEPS: Final = 3
+
+
+def et_program(trace: ExecutionTrace, device: Device, world: int = 0) -> DeviceProgram:
+    """The program of all operators of `trace` that launch work on a device, for pricing on `device`.
+
+    `world`: ranks of the run, where the trace's process groups do not say. f32 products multiply as FP32: a host trace
+    does not say what the kernels did. Raises `InputError` where no operator works on a device.
+    """
+    build = ProgramBuilder(device, _TF32)
+    calls = _Calls(trace)
+    sizes = [size for op in trace.ops if (size := _group_size(op))]
+    largest = max([world, *sizes], default=1) or 1
+    found = 0
+    for op in calls:
+        found += 1
+        if op.name == _COMMS:
+            kind, nbytes = _spoken(op)
+            build.collective(kind, nbytes, _group_size(op) or largest, largest)
+        else:
+            for way in _ways(op):
+                build.call(replace(_call(op, calls.path(op)), way=way))
+    if not found:
+        raise InputError(f"{trace.source} holds no operator that works on a device", "profile a run on a device")
+    return build.program(trace.source, largest)
+
+
+class _Calls:
+    """The operators that launch work, in the order of their calls."""
+
+    def __init__(self, trace: ExecutionTrace) -> None:
+        self._ops = {op.id: op for op in trace.ops}
+        self._children: Mapping[int, list[EtOp]] = trace.children()
+        self._trace = trace
+        self._known: dict[int, bool] = {}
+
+    def __iter__(self) -> Iterator[EtOp]:
+        for op in _one_step(self._trace.ops):
+            if op.name == _COMMS:
+                if _spoken(op)[0]:
+                    yield op
+            elif self._launches(op) and not self._below(op):
+                yield op
+
+    def path(self, op: EtOp) -> str:
+        """The annotations around an operator, outermost first."""
+        found: list[str] = []
+        above = self._ops.get(op.parent)
+        while above is not None and above.parent != above.id:
+            if above.name.startswith("## ") and above.name.endswith(" ##"):
+                found.append(above.name.strip("# "))
+            above = self._ops.get(above.parent)
+        return "/".join(reversed(found))
+
+    def _launches(self, op: EtOp) -> bool:
+        """Whether the operator, taken by itself, is one that launches work."""
+        name = op.name.removeprefix("aten::")
+        if name in _SILENT or _WRAPPERS.search(op.name) or self._in_collective(op):
+            return False
+        return any(device.startswith(("cuda", "hip", "xpu")) for *_, device in tensors([*op.values, *op.out_values]))
+
+    def _in_collective(self, op: EtOp) -> bool:
+        above = self._ops.get(op.parent)
+        return above is not None and above.name == _COMMS
+
+    def _below(self, op: EtOp) -> bool:
+        """Whether what it calls launches work, so that it does not itself."""
+        known = self._known.get(op.id)
+        if known is None:
+            children = self._children.get(op.id, ())
+            known = any(child.id != op.id and (self._launches(child) or self._below(child)) for child in children)
+            self._known[op.id] = known
+        return known
+
+
+def _one_step(ops: Sequence[EtOp]) -> Sequence[EtOp]:
+    """The operators of the step in the middle, where marks show several; else all."""
+    for mark in MARKS:
+        places = [at for at, op in enumerate(ops) if mark.match(op.name)]
+        if len(places) >= _STEPS:
+            middle = len(places) // 2
+            return ops[places[middle - 1] : places[middle]]
+    return ops
+
+
+def _call(op: EtOp, scope: str) -> Call:
+    shapes = shapes_of({"Input Dims": [*_flat(op.shapes), *_flat(op.out_shapes)]}) if _wide(op) else _inputs(op)
+    return Call(op.name, _klass(op.name), shapes, _element(op), 0.0, scope, [str(value) for value in op.values])
+
+
+def _ways(op: EtOp) -> tuple[str, ...]:
+    """What a call computes: of the gradients of a convolution, those that its mask asks for."""
+    if not op.name.endswith("convolution_backward"):
+        return ("",)
+    lists = [cast("list[Any]", value) for value in op.values if isinstance(value, list)]
+    mask = next((held for held in lists[::-1] if held and all(isinstance(flag, bool) for flag in held)), [True, True])
+    return tuple(way for way, wanted in zip(("dgrad", "wgrad"), mask, strict=False) if wanted)
+
+
+def _inputs(op: EtOp) -> list[tuple[int, ...]]:
+    shapes = zip(op.shapes, op.types, strict=False)
+    return shapes_of(
+        {"Input Dims": _flat([[1] if shape == [] and kind.startswith("Tensor") else shape for shape, kind in shapes])}
+    )
+
+
+def _wide(op: EtOp) -> bool:
+    """Whether only the result says the size, as of what is made or joined."""
+    return not _inputs(op) or op.name in ("aten::cat", "aten::stack")
+
+
+def _flat(shapes: Sequence[Any]) -> list[Any]:
+    """Shapes of tensors in lists, put beside the others."""
+    found: list[Any] = []
+    for shape in shapes:
+        parts = cast("list[Any]", shape) if isinstance(shape, list) else []
+        found += parts if parts and all(isinstance(part, list) for part in parts) else [shape]
+    return found
+
+
+def _klass(name: str) -> MeasuredClass:
+    known = classify_launched(name, name)
+    if known in (C.MATMUL, C.CONVOLUTION, C.ATTENTION):
+        return known
+    plain = name.removeprefix("aten::")
+    return next((klass for pattern, klass in _CLASSES if pattern.search(plain)), C.ELEMENTWISE)
+
+
+def _element(op: EtOp) -> str:
+    for text in (*op.types, *op.out_types):
+        inner = text[text.find("Tensor(") + 7 :].split(")")[0].lower() if "Tensor(" in text else ""
+        if inner in ELEMENT_TYPES:
+            return ELEMENT_TYPES[inner]
+    return "f32"
+
+
+def _spoken(op: EtOp) -> tuple[str, float]:
+    """Kind and bytes of a collective; no kind where the operator only waits for one."""
+    texts = [value for value in op.values if isinstance(value, str)]
+    if "wait" in texts:
+        return "", 0.0
+    kind = next((kind for text in texts if (kind := collective_kind(text))), "")
+    sizes = [size for *_, size, device in tensors(op.values) if device != "cpu"]
+    nbytes = float(sum(sizes))
+    if kind == "all_gather":
+        nbytes = float(sum(size for *_, size, _ in tensors(op.out_values))) or nbytes
+    return (kind, nbytes) if nbytes else ("", 0.0)
+
+
+def _group_size(op: EtOp) -> int:
+    """Ranks of the group that an operator names: by its list of shares, or as it sets the groups up."""
+    if op.name == "## process_group:init ##":
+        found = re.findall(r'"group_size": (\d+)', str(op.values))
+        return max(map(int, found), default=0)
+    if op.name != _COMMS:
+        return 0
+    lists = [cast("list[Any]", value) for value in op.values if isinstance(value, list)]
+    return max(
+        (len(held) for held in lists if held and all(isinstance(n, int) for n in held) and len(held) > 1), default=0
+    )
