@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from stablecast.frontends.annotations import Annotation, annotation_of
 from stablecast.frontends.arguments import ArgumentOptions
 from stablecast.frontends.registry import Request, frontend_for
+from stablecast.frontends.script import CallArguments, axes_left, from_annotation
 from stablecast.frontends.torch.inputs import check_torch
 from stablecast.ir.errors import InputError
 from stablecast.ir.workload import Workload
@@ -38,16 +39,17 @@ def capture(
             f"capture needs a function, not a {type(function).__name__}", "load files with stablecast.load"
         )
     annotation = annotation_of(function) or Annotation()
-    given: Sequence[Any] = args
+    call = CallArguments(list(args), kwargs)
+    name = getattr(function, "__name__", "the function")
     if not args and not kwargs:
-        given, kwargs = _annotated(annotation)
+        from_annotation(annotation, {}, mesh or {}, call, name)
     return capture_jax(
         function,
-        given,
-        kwargs,
+        call.args,
+        call.kwargs,
         platform=platform,
         static=tuple(static) or annotation.static,
-        mesh=mesh or annotation.mesh,
+        mesh=axes_left(call, mesh or {}, name) or annotation.mesh,
     )
 
 
@@ -104,18 +106,6 @@ def _capture_torch(
     if hasattr(value, "named_parameters"):
         return frontend.capture_module(value, *args, device=device, **kwargs)
     return frontend.capture_torch(None, value, args, mesh, device=device, **kwargs)
-
-
-def _annotated(annotation: Annotation) -> tuple[Sequence[Any], dict[str, Any]]:
-    args: Any = annotation.args() if callable(annotation.args) else annotation.args
-    extra = annotation.kwargs() if callable(annotation.kwargs) else annotation.kwargs
-    keywords = dict(extra or {})
-    if isinstance(args, dict):
-        return (), {**cast("dict[str, Any]", args), **keywords}
-    if args is None:
-        return (), keywords
-    many = isinstance(args, (tuple, list))
-    return (cast("Sequence[Any]", args) if many else (args,)), keywords
 
 
 def load(

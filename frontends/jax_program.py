@@ -1,16 +1,18 @@
 """JAX functions to workloads: traced and lowered for a platform that need not be there."""
 
+import contextlib
 import inspect
 import math
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
 from stablecast.frontends.files import describe
+from stablecast.frontends.jax_pmap import absent_devices, is_pmapped, pmapped
 from stablecast.ir import mlir
 from stablecast.ir.errors import InputError, StablecastError, near_names
 from stablecast.ir.program import Argument
@@ -48,36 +50,77 @@ def capture_jax(
     keywords = {
         key: value if key in static else _abstract(value, abstract_mesh) for key, value in (kwargs or {}).items()
     }
-    jitted: Any = function if hasattr(function, "trace") else jax.jit(function, static_argnames=tuple(static) or None)
+    names = leaf_names(function, args, kwargs or {}, static)
+    mapped = is_pmapped(function)
     try:
-        with jax.sharding.use_abstract_mesh(abstract_mesh) if abstract_mesh else nullcontext():
-            lowered = jitted.trace(*positional, **keywords).lower(lowering_platforms=(platform,))
-        module = lowered.compiler_ir("stablehlo")
+        with absent_devices(), _over(None if mapped else abstract_mesh):
+            if mapped:
+                found = pmapped(function, positional, keywords)
+                names = leaf_names(function, args, kwargs or {}, static, found.static)
+                _check_lengths(found.lengths, names, name)
+                traced = found.jitted.trace(*found.arrays)
+            else:
+                traced = _jitted(function, static).trace(*positional, **keywords)
+            module = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
     except StablecastError:
         raise
     except Exception as error:
-        uneven = _uneven(leaf_names(function, args, kwargs or {}, static), [positional, keywords])
-        if uneven:
-            raise InputError(f"{name}: {uneven}", "choose a mesh whose axes divide the sharded dimensions") from None
-        hint = "name the axes of --mesh as the program does" if "not found in mesh" in str(error) else ""
-        raise InputError(f"{name} cannot be traced: {describe_exception(error)}", hint) from None
-    return _workload(module, function, args, kwargs or {}, static, name, platform)
+        raise _not_traced(error, name, names, [positional, keywords]) from None
+    made = _workload(module, names, name, platform)
+    if mapped and mesh:
+        _check_mapped(made, mesh, name)
+    return made
 
 
-def _workload(
-    module: Any,
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    static: Sequence[str],
-    name: str,
-    platform: str,
-) -> Workload:
+def _jitted(function: Callable[..., Any], static: Sequence[str]) -> Any:
+    import jax
+
+    return function if hasattr(function, "trace") else jax.jit(function, static_argnames=tuple(static) or None)
+
+
+def _not_traced(error: Exception, name: str, names: Sequence[str], trees: Any) -> InputError:
+    uneven = _uneven(names, trees)
+    if uneven:
+        return InputError(f"{name}: {uneven}", "choose a mesh whose axes divide the sharded dimensions")
+    hint = "name the axes of --mesh as the program does" if "not found in mesh" in str(error) else ""
+    return InputError(f"{name} cannot be traced: {describe_exception(error)}", hint)
+
+
+def _check_lengths(lengths: Sequence[int | None], names: Sequence[str], name: str) -> None:
+    """Refuses arguments of different lengths along the axis that `pmap` maps."""
+    mapped = [(length, label) for length, label in zip(lengths, names, strict=False) if length is not None]
+    first = mapped[0]
+    other = next((entry for entry in mapped if entry[0] != first[0]), None)
+    if other is not None:
+        raise InputError(
+            f"{name}: pmap maps argument {first[1]} over {first[0]} devices, but argument {other[1]} is {other[0]} long"
+        )
+
+
+def _check_mapped(made: Workload, mesh: Mapping[str, int], name: str) -> None:
+    """Refuses a mesh of another size than the axis that `pmap` maps."""
+    if math.prod(mesh.values()) == made.num_devices:
+        return
+    given = ",".join(f"{axis}={size}" for axis, size in mesh.items())
+    raise InputError(
+        f"the arguments of {name} are {made.num_devices} long along the axis that pmap maps, the mesh is {given}",
+        "pmap takes a device for each entry of the mapped axis",
+    )
+
+
+def _over(mesh: Any) -> contextlib.AbstractContextManager[Any]:
+    import jax
+
+    return jax.sharding.use_abstract_mesh(mesh) if mesh else contextlib.nullcontext()
+
+
+def _workload(module: Any, names: Sequence[str], name: str, platform: str) -> Workload:
+    """`names`: of all array arguments of the function, in order."""
     data = mlir.write_bytecode(module)
     program = read(data, name)
     known = describe(program, Module("main", data), name)
-    order = {label: index for index, label in enumerate(leaf_names(function, args, kwargs, static))}
-    arguments = tuple(_placed(argument, order) for argument in known.args)
+    order = {label: index for index, label in enumerate(names)}
+    arguments = tuple(_placed(_named(argument, names), order) for argument in known.args)
     versions = {
         "frontend": "jax",
         "jax": _version("jax"),
@@ -87,24 +130,49 @@ def _workload(
     return replace(known, producer=versions, platform=platform, args=arguments)
 
 
+def _named(argument: Argument, names: Sequence[str]) -> Argument:
+    """`argument` with its own name where the module, as those of pmap, only says its number."""
+    found = re.fullmatch(r"flat_args\[(\d+)\]", argument.name)
+    return replace(argument, name=names[int(found[1])]) if found and int(found[1]) < len(names) else argument
+
+
 def _placed(argument: Argument, order: Mapping[str, int]) -> Argument:
     return replace(argument, kept_index=order.get(argument.name, -1))
 
 
 def leaf_names(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static: Sequence[str] = ()
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    static: Sequence[str] = (),
+    static_places: Sequence[int] = (),
 ) -> list[str]:
-    """The name of every array argument in the order of the function's own arguments, as JAX writes them."""
+    """The name of every array argument in the order of the function's own arguments, as JAX writes them.
+
+    `static`, `static_places`: names of keyword and places of positional arguments that are compile-time constants.
+    """
     import jax
 
-    try:
-        names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        names = []
-    pairs = [(names[index] if index < len(names) else f"args[{index}]", arg) for index, arg in enumerate(args)]
+    pairs = [
+        (label, arg)
+        for index, (label, arg) in enumerate(zip(_positional_names(function, len(args)), args, strict=True))
+        if index not in static_places
+    ]
     pairs += [(key, value) for key, value in kwargs.items() if key not in static]
     flatten = cast("Callable[[Any], Any]", jax.tree_util.tree_flatten_with_path)
     return [name + jax.tree_util.keystr(path) for name, tree in pairs for path, _ in flatten(tree)[0]]
+
+
+def _positional_names(function: Callable[..., Any], count: int) -> list[str]:
+    """Names of the first `count` positional arguments; those of `*rest` are `rest[0]`, `rest[1]`, ..."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in parameters if parameter.kind in plain][:count]
+    rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "args")
+    return names + [f"{rest}[{index}]" for index in range(count - len(names))]
 
 
 def _abstract(tree: Any, mesh: Any) -> Any:

@@ -72,7 +72,7 @@ def capture_script(
     annotation = annotation_of(function) or Annotation()
     with quiet_output(), user_code(f"the arguments of {name}"):
         call = arguments_for(function, name, path, annotation, options, mesh or {})
-    rest = _axes_left(call, mesh or {}, name)
+    rest = axes_left(call, mesh or {}, name)
     return capture_jax(
         function,
         call.args,
@@ -134,7 +134,7 @@ def arguments_for(
     """The arguments of `function` by the rules of `capture_script`."""
     settings = options.values()
     call = CallArguments()
-    used = _from_annotation(annotation, settings, mesh, call, name)
+    used = from_annotation(annotation, settings, mesh, call, name)
     if options.args:
         used = _from_factory(options.args, settings, mesh, call) or used
     arrays = {key: _shape_struct(value) for key, value in parse_arrays(options.arrays).items()}
@@ -148,9 +148,13 @@ def arguments_for(
     return call
 
 
-def _from_annotation(
-    annotation: Annotation, settings: dict[str, Any], mesh: Mapping[str, int], call: CallArguments, name: str
+def from_annotation(
+    annotation: Annotation, settings: Mapping[str, Any], mesh: Mapping[str, int], call: CallArguments, name: str
 ) -> bool:
+    """Puts the arguments that `annotation` of `name` gives into `call`; whether a factory made them.
+
+    `settings`, and the axes of `mesh` that are among a factory's parameters, are passed to it.
+    """
     used = False
     if callable(annotation.args):
         given = {**settings, **_axes_of(annotation.args, settings, mesh, call)}
@@ -195,7 +199,7 @@ def _axes_of(
     return own
 
 
-def _axes_left(call: CallArguments, mesh: Mapping[str, int], name: str) -> dict[str, int]:
+def axes_left(call: CallArguments, mesh: Mapping[str, int], name: str) -> dict[str, int]:
     """The axes of `mesh` for an abstract mesh; where arguments are on one of their own, all of that, if it has them."""
     rest = {axis: size for axis, size in mesh.items() if axis not in call.taken}
     own = _own_axes([call.args, call.kwargs]) if rest else {}

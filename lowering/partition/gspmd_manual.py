@@ -119,14 +119,14 @@ class _Builder:
             raise InputError("a part of the module in one device's shapes returns nothing to the whole mesh", _HINT)
         inside = self._inside()
         with part.entering[0].context, ir.Location.unknown(), ir.InsertionPoint(part.leaving[0]):
-            made = sdy.ManualComputationOp(
+            made: Any = sdy.ManualComputationOp(
                 [op.results[0].type for op in part.leaving],
                 [op.operands[0] for op in part.entering],
                 sdy.TensorShardingPerValueAttr.get([self._given(op) for op in part.entering]),
                 sdy.TensorShardingPerValueAttr.get([self._result(op) for op in part.leaving]),
                 sdy.ManualAxesAttr.get([ir.StringAttr.get(axis) for axis in self._axes()]),
             )
-            block = made.operation.regions[0].blocks.append(*[op.results[0].type for op in part.entering])
+            block: Any = made.operation.regions[0].blocks.append(*[op.results[0].type for op in part.entering])
             with ir.InsertionPoint(block):
                 end = sdy.ReturnOp([op.operands[0] for op in part.leaving]).operation
         for op in inside:

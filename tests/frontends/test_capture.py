@@ -329,3 +329,20 @@ def test_partition_specs_refer_to_the_mesh_that_is_given(tmp_path: Path) -> None
     )
     assert capture_script(f"{script}:step", ArgumentOptions()).num_devices == 8
     assert capture_script(f"{script}:step", ArgumentOptions(), mesh={"data": 4}).num_devices == 4
+
+
+def test_a_factory_gets_the_axes_of_the_mesh_from_the_library_too() -> None:
+    def make(rows: int = 8, data: int = 1) -> tuple[Any, ...]:
+        mesh = jax.sharding.AbstractMesh((data,), ("data",))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+        return (jax.ShapeDtypeStruct((rows * data, 4), jnp.float32, sharding=sharding),)
+
+    @stablecast.workload(args=make)
+    def step(x: Any) -> Any:
+        return jnp.sum(x)
+
+    workload = stablecast.capture(step, mesh={"data": 16})
+    assert workload.num_devices == 16
+    assert str(workload.args[0].type) == "f32[128,4]"
+    with pytest.raises(InputError, match="--mesh model=2 fits neither"):
+        stablecast.capture(step, mesh={"data": 16, "model": 2})
