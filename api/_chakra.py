@@ -136,6 +136,18 @@ def write_chakra(
 
 
 def _parts(session: Session, system: System | None) -> list[RolePart]:
+    """The parts of the program, after the schedule passes that were asked for."""
+    return [_scheduled(session, part) for part in _bare_parts(session, system)]
+
+
+def _scheduled(session: Session, part: RolePart) -> RolePart:
+    program = session.scheduled(part.program, defaults=False)
+    if part.durations_s is not None and len(part.durations_s) != len(program.table):
+        raise InputError("a pass splits kernels whose times are those of a trace", "give --on for times of the parts")
+    return replace(part, program=program)
+
+
+def _bare_parts(session: Session, system: System | None) -> list[RolePart]:
     traces = session.traces()
     if traces is not None:
         return [_trace_part(role) for role in traces.roles.values()]

@@ -31,6 +31,7 @@ from stablecast.lowering import program_cache
 from stablecast.lowering.device import Target, lower
 from stablecast.lowering.partition import partition
 from stablecast.lowering.partition.stages import stage_note
+from stablecast.lowering.passes import default_passes, run_passes
 from stablecast.lowering.products import PLAIN_ARITHMETIC, TF32_ARITHMETIC, TPU_ARITHMETIC, Arithmetic
 
 CACHE_FROM_BYTES = 65536
@@ -41,9 +42,14 @@ Source = Workload | DeviceProgram | TracePrograms | Callable[..., Any] | str | P
 
 @dataclass(frozen=True, slots=True)
 class TimelineOptions:
-    """How the step is laid out in time. `contention`: whether running collectives take cores, memory and links."""
+    """How the step is laid out in time.
+
+    `contention`: whether running collectives take cores, memory and links. `passes`: schedule passes in order, as
+    `NAME` or `NAME=VALUE`; None for those of the execution model (`lowering.passes.default_passes`).
+    """
 
     contention: bool = True
+    passes: tuple[str, ...] | None = None
 
     @property
     def settings(self) -> ScheduleSettings:
@@ -133,6 +139,7 @@ class Session:
         self._workloads: dict[str, Workload] = {}
         self._programs: dict[str, Program] = {}
         self._lowered: dict[tuple[str, Arithmetic], DeviceProgram] = {}
+        self._scheduled: dict[tuple[int, tuple[str, ...]], tuple[DeviceProgram, DeviceProgram]] = {}
         self._traces: TracePrograms | None = None
         self._measured: MeasuredInput | None = None
         if options.exec not in ("auto", "xla"):
@@ -232,6 +239,22 @@ class Session:
         key = program_cache.key_of(data, workload.stage, target, conventions)
         return program_cache.cached(key, lambda: lower(self.program(target.platform), target, conventions))
 
+    def scheduled(self, program: DeviceProgram, *, defaults: bool = True) -> DeviceProgram:
+        """`program` after the schedule passes that were chosen; those of its execution model where none were.
+
+        `defaults=False`: only those that were chosen. Traces have no passes of their own.
+        """
+        chosen = self.options.timeline.passes
+        if chosen is None:
+            if not defaults or self.traces() is not None:
+                return program
+            recorded = self.workload(program.platform).launches is not None
+            chosen = default_passes(program.exec_model, recorded=recorded)
+        key = (id(program), chosen)
+        if key not in self._scheduled:
+            self._scheduled[key] = (program, run_passes(program, chosen))
+        return self._scheduled[key][1]
+
     def lowered_alone(self) -> DeviceProgram:
         """The kernels with no device in mind: for the module's own platform, f32 products as on recent GPUs."""
         ready = self.traces()
@@ -268,20 +291,32 @@ class Session:
         choice, timeline = parse_choice(self.options.backend), self.options.timeline
         settings = Settings(choice, self.options.conventions.loops, timeline.settings)
         made = predict_roles(self._roles(program), system, settings, self.name)
-        stages = stage_note(program, self.options.conventions.loops)
-        if stages:
-            made = replace(made, assumptions=(*made.assumptions, stages))
+        said = [stage_note(program, self.options.conventions.loops), self._passes_note(program, made)]
+        made = replace(made, assumptions=(*made.assumptions, *filter(None, said)))
         native = platform_of(system.device)
         if program.platform and program.platform != native:
             note = f"the module was lowered for {program.platform}, not for {native}"
             made = replace(made, assumptions=(*made.assumptions, note))
         return replace(made, wall_s=time.perf_counter() - started)
 
+    def _passes_note(self, program: DeviceProgram, made: Prediction) -> str:
+        if not made.collectives or self.traces() is not None:
+            return ""
+        chosen = self.options.timeline.passes
+        if chosen is not None:
+            return f"schedule passes: {', '.join(chosen) or 'none'}"
+        recorded = self.workload(program.platform).launches is not None
+        names = default_passes(program.exec_model, recorded=recorded)
+        return f"schedule passes of {program.exec_model}: {', '.join(names) or 'none'} (--pass chooses others)"
+
     def _roles(self, program: DeviceProgram) -> list[ProgramRole]:
         ready = self.traces()
         if ready is None or len(ready) == 1:
-            return [ProgramRole("", program)]
-        return [ProgramRole(role.name, role.program, role.coords, role.speed) for role in ready.roles.values()]
+            return [ProgramRole("", self.scheduled(program))]
+        return [
+            ProgramRole(role.name, self.scheduled(role.program), role.coords, role.speed)
+            for role in ready.roles.values()
+        ]
 
     @property
     def name(self) -> str:

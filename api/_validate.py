@@ -57,7 +57,7 @@ def validate(
         raise InputError("a workload needs a device to be predicted on", "give --on h100-sxm")
     session = workload if isinstance(workload, Session) else Session(workload, Options(backend=backend))
     system = session.system(on)
-    program = session.device_program(system.device)
+    program = session.scheduled(session.device_program(system.device))
     settings = Settings(parse_choice(session.options.backend), session.options.conventions.loops)
     return lay_beside(run, program, system, settings, session.name)
 

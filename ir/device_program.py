@@ -17,7 +17,10 @@ class Kernel:
     """One launch (or `launch` launches) of the kernel in row `row` of the table.
 
     `ops`: numbers of the program's ops in it, in order. `deps`: indices of the nodes of the same body whose results
-    it reads. `after`: nodes that a schedule puts before it without data between them.
+    it reads. `after`: nodes that a schedule puts before it without data between them. `held_bytes`: of results that are
+    freed after their last reader. `ahead`: it needs parameters and counters only, so that it may run before the rest
+    of its step, or trips before the rest of its trip. `origin`: which nodes it stands for, while a schedule pass is
+    checked.
     """
 
     row: int
@@ -28,6 +31,9 @@ class Kernel:
     stream: int = 0
     deps: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    held_bytes: int = 0
+    ahead: bool = False
+    origin: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,8 @@ class Collective:
 
     `kind`: StableHLO op name without dialect (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`,
     `collective_broadcast`, `collective_permute`). `operand_bytes`, `result_bytes`: of one device. `merged`: program
-    collectives that a combiner made one. `shift`: of a permutation that is one, how far along which axis.
+    collectives that a combiner made one. `shift`: of a permutation that is one, how far along which axis. `held_bytes`,
+    `ahead`, `origin`: as of a `Kernel`.
     """
 
     kind: str
@@ -54,6 +61,9 @@ class Collective:
     after: tuple[int, ...] = ()
     merged: int = 1
     shift: Shift | None = None
+    held_bytes: int = 0
+    ahead: bool = False
+    origin: tuple[int, ...] = ()
 
     @property
     def message_bytes(self) -> int:
@@ -78,6 +88,8 @@ class P2P:
     location: Location = UNKNOWN_LOCATION
     deps: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    held_bytes: int = 0
+    origin: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +121,8 @@ class Loop:
     deps: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     micro_batches: MicroBatches | None = None
+    held_bytes: int = 0
+    origin: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +135,8 @@ class Branch:
     location: Location = UNKNOWN_LOCATION
     deps: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    held_bytes: int = 0
+    origin: tuple[int, ...] = ()
 
 
 Node = Kernel | Collective | P2P | Loop | Branch

@@ -52,7 +52,8 @@ class _Writer:
     def _common(self, node: Node) -> list[Any]:
         place = node.location
         where = [self._text(place.scope), self._text(place.file), place.line]
-        return [self._text(node.scope), where, list(node.deps), list(node.after)]
+        ahead = isinstance(node, Kernel | Collective) and node.ahead
+        return [self._text(node.scope), where, list(node.deps), list(node.after), node.held_bytes, int(ahead)]
 
     def _node(self, node: Node) -> list[Any]:
         common = self._common(node)
@@ -91,28 +92,27 @@ class _Reader:
     def _node(self, kind: str, common: Sequence[Any], *own: Any) -> Node:
         scope: str = self._texts[int(common[0])]
         location = self._place(common[1])
-        deps, after = tuple(common[2]), tuple(common[3])
+        deps, after, size = tuple(common[2]), tuple(common[3]), int(common[4])
         if kind == "k":
             row, ops, launch, stream = own
-            return Kernel(row, tuple(ops), launch, scope, location, stream, deps, after)
+            return Kernel(row, tuple(ops), launch, scope, location, stream, deps, after, size, bool(common[5]))
         if kind == "c":
-            return self._collective(own, location, deps, after)
+            placed = replace(self._collective(own), location=location, deps=deps, after=after)
+            return replace(placed, held_bytes=size, ahead=bool(common[5]))
         if kind == "p":
             direction, axis, shift, tag, nbytes, stream = own
-            return P2P(direction, axis, shift, tag, nbytes, stream, scope, location, deps, after)
+            return P2P(direction, axis, shift, tag, nbytes, stream, scope, location, deps, after, size)
         if kind == "l":
             passing = None if own[2] is None else MicroBatches(**own[2])
-            return Loop(self.body(own[0]), _count(own[1]), scope, location, deps, after, passing)
+            return Loop(self.body(own[0]), _count(own[1]), scope, location, deps, after, passing, size)
         chances = None if own[1] is None else tuple(own[1])
-        return Branch(tuple(map(self.body, own[0])), chances, scope, location, deps, after)
+        return Branch(tuple(map(self.body, own[0])), chances, scope, location, deps, after, size)
 
-    def _collective(
-        self, own: Sequence[Any], location: Location, deps: tuple[int, ...], after: tuple[int, ...]
-    ) -> Node:
+    def _collective(self, own: Sequence[Any]) -> Collective:
         held: Mapping[str, Any] = own[0]
         node = collective_of_json(held, self._groups[int(held["partition"])])
         shift = None if own[1] is None else Shift(**own[1])
-        return replace(node, location=location, deps=deps, after=after, shift=shift)
+        return replace(node, shift=shift)
 
 
 def _count(held: Any) -> Count:

@@ -30,8 +30,12 @@ def combine_collectives(body: Body, thresholds: Mapping[str, int] = THRESHOLD_BY
         if filled + node.message_bytes > thresholds[node.kind] and open_buckets[-1]:
             open_buckets.append([])
         open_buckets[-1].append(index)
-    merged = [bucket for lists in buckets.values() for bucket in lists if len(bucket) > 1]
-    return _rebuild(body, merged) if merged else body
+    return merge_collectives(body, [bucket for lists in buckets.values() for bucket in lists if len(bucket) > 1])
+
+
+def merge_collectives(body: Body, buckets: Sequence[Sequence[int]]) -> Body:
+    """`body` with the collectives of each bucket made one, in the place of the last; none may need another of it."""
+    return _rebuild(body, buckets) if buckets else body
 
 
 def _bytes(node: Node) -> int:
@@ -80,6 +84,9 @@ def _combined(members: Sequence[Node]) -> Node:
         operand_bytes=sum(member.operand_bytes for member in collectives),
         result_bytes=sum(member.result_bytes for member in collectives),
         merged=sum(member.merged for member in collectives),
+        held_bytes=sum(member.held_bytes for member in collectives),
+        ahead=all(member.ahead for member in collectives),
+        origin=tuple(sorted({number for member in collectives for number in member.origin})),
     )
 
 

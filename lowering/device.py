@@ -23,6 +23,7 @@ from stablecast.ir.pause import paused_gc
 from stablecast.ir.program import Op, Program
 from stablecast.ir.types import Count, Location, TensorType
 from stablecast.ir.work import SymbolicWork, Work, total
+from stablecast.lowering.ahead import runs_ahead
 from stablecast.lowering.categories import Category
 from stablecast.lowering.combine import combine_collectives
 from stablecast.lowering.fusion import fuse
@@ -119,7 +120,9 @@ class _Lowering:
             return count
         return self._conventions.loops.get(count.name, count.default)
 
-    def _body(self, graph: Graph, residents: Residents, runs: float) -> tuple[Body, SymbolicWork, int]:
+    def _body(
+        self, graph: Graph, residents: Residents, runs: float, *, loop: bool = False
+    ) -> tuple[Body, SymbolicWork, int]:
         """Nodes of a graph that runs `runs` times a step, the work of one run, and its peak of temporaries."""
         ready_made = self._program.prefused or not self._fused
         groups = fuse(graph, ready_made=ready_made)
@@ -128,15 +131,16 @@ class _Lowering:
             needed |= group.reads
         liveness = Liveness(graph, groups, residents)
         home = {node: index for index, group in enumerate(groups) for node in group.roots}
+        ahead = runs_ahead(graph, loop=loop)
         nodes: list[Node] = []
         summed = SymbolicWork()
         for index, group in enumerate(groups):
             deps = {home[graph.producer[value]] for value in group.reads if graph.producer[value] in home} - {index}
             node, work, inner = self._node(graph, group, needed, liveness, runs)
-            nodes.append(replace(node, deps=tuple(sorted(deps))))
+            held = liveness.step(index, inner)
+            nodes.append(_placed(node, tuple(sorted(deps)), held, ahead.issuperset(group.members)))
             plain = len(work.terms) == 1 and () in work.terms
             summed = _plus(summed, work.terms[()]) if plain else summed + work
-            liveness.step(index, inner)
         body = tuple(nodes)
         return combine_collectives(body) if self._target.combine else body, summed, liveness.peak
 
@@ -224,7 +228,7 @@ class _Lowering:
         if op.name == "stablehlo.while":
             value = self._value(op.count)
             trips = value if value is not None else (1 if isinstance(op.count, int) else op.count.low)
-            body, work, temp = self._region(bodies[1], runs * trips)
+            body, work, temp = self._region(bodies[1], runs * trips, loop=True)
             count: Count = value if value is not None else op.count
             passing = self._micro_batches.get(op.results[0]) if op.results else None
             return Loop(body, count, scope, location, micro_batches=passing), work.times(count), temp
@@ -249,8 +253,14 @@ class _Lowering:
         node = Branch(tuple(body for body, _, _ in parts), chances, scope, location)
         return node, SymbolicWork({(): work}), max(temp for _, _, temp in parts)
 
-    def _region(self, graph: Graph, runs: float) -> tuple[Body, SymbolicWork, int]:
-        return self._body(graph, Residents(kept=set(), donated=set(graph.arguments)), runs)
+    def _region(self, graph: Graph, runs: float, *, loop: bool = False) -> tuple[Body, SymbolicWork, int]:
+        return self._body(graph, Residents(kept=set(), donated=set(graph.arguments)), runs, loop=loop)
+
+
+def _placed(node: Node, deps: tuple[int, ...], held_bytes: int, ahead: bool) -> Node:
+    if isinstance(node, Kernel | Collective):
+        return replace(node, deps=deps, held_bytes=held_bytes, ahead=ahead)
+    return replace(node, deps=deps, held_bytes=held_bytes)
 
 
 def _shift(op: Op) -> Shift | None:

@@ -68,9 +68,13 @@ class Liveness:
             found.append(node)
         return tuple(found)
 
-    def step(self, index: int, inner: int) -> None:
-        """Account the kernel at `index`, which itself needs `inner` bytes of temporaries."""
+    def step(self, index: int, inner: int) -> int:
+        """Account the kernel at `index`, which itself needs `inner` bytes of temporaries.
+
+        Gives the bytes of its results that are freed after their last reader.
+        """
         group = self.groups[index]
+        before = self._live
         taken_over = self._taken_over(group)
         returned = len(self.groups)
         for root in group.roots:
@@ -81,9 +85,11 @@ class Liveness:
                 size = self.graph.types[value].nbytes
                 self._live += size
                 self._dying.setdefault(last, []).append(size)
+        held = self._live - before
         self.peak = max(self.peak, self._live + inner)
         self._live -= sum(self._dying.pop(index, ()))
         self._index = index + 1
+        return held
 
     def _taken_over(self, group: Group) -> set[int]:
         """Results that live in the buffer of an operand: loop carries and updates in place."""

@@ -61,6 +61,7 @@ def write(
     source: opt.SourceChoices = opt.SourceChoices(),
     counting: opt.CountingChoices = opt.CountingChoices(),
     execution: opt.ExecutionChoices = opt.ExecutionChoices(),
+    passes: opt.Passes = [],
     json: opt.Json = False,
 ) -> None:
     """Write the traces of every rank, groups, ASTRA-sim's configuration and a manifest. 'write' may be left out."""
@@ -69,7 +70,8 @@ def write(
 
     if tar and dry_run:
         raise InputError("--tar and --dry-run exclude each other")
-    session = Session(input, opt.make_options(source, counting, execution, backend))
+    timeline = opt.TimelineChoices(passes=passes)
+    session = Session(input, opt.make_options(source, counting, execution, backend, timeline=timeline))
     chosen = ChakraOptions(
         overwrite=overwrite,
         target="tar" if tar else "dry-run" if dry_run else "files",

@@ -1,4 +1,4 @@
-"""`work` and `ops`."""
+"""`work`, `ops` and `passes`."""
 
 import json as jsonlib
 from typing import Annotated
@@ -39,3 +39,20 @@ def ops(json: opt.Json = False) -> None:
 
     rows = [row.to_dict() for row in support_matrix()]
     typer.echo(jsonlib.dumps({"schema": 1, "ops": rows}, indent=1) if json else ops_text(rows))
+
+
+@app.command()
+def passes(json: opt.Json = False) -> None:
+    """Schedule passes for --pass, and those that each execution model takes for granted."""
+    from stablecast.lowering.passes import DEFAULTS, pass_summaries
+
+    found = pass_summaries()
+    if json:
+        rows = [{"name": name, "about": about} for name, about in found.items()]
+        defaults = {model: list(names) for model, names in DEFAULTS.items()}
+        typer.echo(jsonlib.dumps({"schema": 1, "passes": rows, "defaults": defaults}, indent=1))
+        return
+    width = max(map(len, found), default=0)
+    typer.echo("\n".join(f"{name:{width}}  {about}" for name, about in found.items()))
+    typer.echo("\ntaken for granted:")
+    typer.echo("\n".join(f"  {model:{width}}  {', '.join(names)}" for model, names in DEFAULTS.items()))

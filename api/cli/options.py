@@ -53,6 +53,12 @@ Contention = Annotated[
     bool,
     typer.Option("--contention/--no-contention", help="Whether running collectives take cores, memory and links."),
 ]
+Passes = Annotated[
+    list[str],
+    typer.Option(
+        "--pass", metavar="NAME[=VALUE]", help="A schedule pass; several in order. none: none. See 'stablecast passes'."
+    ),
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with 3 where the prediction does not fit or is incomplete.")
 ]
@@ -127,12 +133,23 @@ class TimelineChoices:
     """How the step is laid out in time."""
 
     contention: Contention = True
+    passes: Passes = field(default_factory=list[str])
 
     def options(self) -> "TimelineOptions":
         """The same for a session."""
         from stablecast._predict import TimelineOptions
 
-        return TimelineOptions(self.contention)
+        return TimelineOptions(self.contention, pass_texts(self.passes))
+
+
+def pass_texts(given: list[str]) -> tuple[str, ...] | None:
+    """The passes that `--pass` names, None where it was not given. Raises `InputError` for unknown ones."""
+    from stablecast.lowering.passes import find_pass
+
+    texts = tuple(text for text in given if text != "none")
+    for text in texts:
+        find_pass(text)
+    return texts if given else None
 
 
 def make_options(

@@ -297,3 +297,43 @@ def test_rules_of_ones_own_cover_a_custom_call(run: Run, module: str) -> None:
         TARGETS.remove("my_own_kernel")
     assert known["complete"]
     assert known["vector_flops"] == 3 * 128 * 128
+
+
+SHARDED = """module @fsdp attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 : i32} {
+ func.func public @main(%x: tensor<8192x8192xbf16>, %a: tensor<1024x8192xbf16>, %b: tensor<1024x8192xbf16>) -> tensor<8192x8192xbf16> {
+ %0 = "stablehlo.all_gather"(%a) <{all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
+  replica_groups = dense<[[0,1,2,3,4,5,6,7]]> : tensor<1x8xi64>, use_global_device_ids}> : (tensor<1024x8192xbf16>) -> tensor<8192x8192xbf16>
+ %1 = stablehlo.dot_general %x, %0, contracting_dims = [1] x [0] : (tensor<8192x8192xbf16>, tensor<8192x8192xbf16>) -> tensor<8192x8192xbf16>
+ %2 = "stablehlo.all_gather"(%b) <{all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 2, type = 1>,
+  replica_groups = dense<[[0,1,2,3,4,5,6,7]]> : tensor<1x8xi64>, use_global_device_ids}> : (tensor<1024x8192xbf16>) -> tensor<8192x8192xbf16>
+ %3 = stablehlo.dot_general %1, %2, contracting_dims = [1] x [0] : (tensor<8192x8192xbf16>, tensor<8192x8192xbf16>) -> tensor<8192x8192xbf16>
+ return %3 : tensor<8192x8192xbf16> } }
+"""
+
+
+def test_schedule_passes(run: Run, module: str) -> None:
+    """A gather of the second layer's parameters beside the first product; the traces show the order too."""
+    Path(module).write_text(SHARDED)
+    words = ("predict", module, "--on", "h100-sxm", "--json")
+    plain = json.loads(run(*words, "--pass", "none").out)
+    ahead = json.loads(run(*words, "--pass", "fsdp-prefetch=1").out)
+    assert ahead["step_time_s"] < plain["step_time_s"]
+    assert ahead["exposed_communication_s"] < plain["exposed_communication_s"]
+    assert ahead["peak_memory_bytes"] > plain["peak_memory_bytes"]
+    assert "schedule passes: fsdp-prefetch=1" in ahead["assumptions"]
+    assert any("schedule passes of xla: latency-hiding" in text for text in json.loads(run(*words).out)["assumptions"])
+    free = json.loads(run(*words, "--pass", "fsdp-prefetch=1", "--no-contention").out)
+    assert free["step_time_s"] <= ahead["step_time_s"]
+    unknown = run(*words, "--pass", "fsdp-prefetsh")
+    assert (unknown.code, unknown.err.count("\n")) == (2, 1)
+    assert "fsdp-prefetch" in unknown.err
+    listed = json.loads(run("passes", "--json").out)
+    assert {"name", "about"} == set(listed["passes"][0])
+    assert "latency-hiding" in run("passes").out
+    for name, extra in (("plain", ()), ("ahead", ("--pass", "all-gather-reorder"))):
+        assert run("chakra", module, "--on", "h100-sxm:8", "-o", f"{name}/step", *extra).code == 0
+    order = [
+        [node["name"] for node in json.loads(run("chakra", "json", f"{name}/step").out)["nodes"]]
+        for name in ("plain", "ahead")
+    ]
+    assert order[0] != order[1]
