@@ -1,6 +1,6 @@
 """`validate`: a measured trace, alone or beside the prediction of a workload."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stablecast._predict import Options, Session, Source, split_system
@@ -12,7 +12,7 @@ from stablecast.frontends.traces.pytorch_et import read_et, with_shapes
 from stablecast.ir.errors import InputError
 from stablecast.validation.from_trace import trace_program
 from stablecast.validation.measured import MeasuredRun, measure
-from stablecast.validation.ranks import AlignedRanks, align
+from stablecast.validation.ranks import AlignedRanks, align, waits_s
 from stablecast.validation.report import ValidationReport
 from stablecast.validation.report import validate as lay_beside
 
@@ -51,23 +51,24 @@ def validate(
         raise InputError("no trace is given")
     runs = measured_runs(traces, device, step, host_trace)
     run = max(runs, key=lambda found: found.median_step_s)
+    waits = waits_s(runs, run)
     if workload is None:
-        return _from_its_own_shapes(run, on, backend) if on else lay_beside(run)
+        return _from_its_own_shapes(run, on, backend, waits) if on else lay_beside(run, waits_s=waits)
     if not on:
         raise InputError("a workload needs a device to be predicted on", "give --on h100-sxm")
     session = workload if isinstance(workload, Session) else Session(workload, Options(backend=backend))
     system = session.system(on)
     program = session.scheduled(session.device_program(system.device))
     settings = Settings(parse_choice(session.options.backend), session.options.conventions.loops)
-    return lay_beside(run, program, system, settings, session.name)
+    return lay_beside(run, program, system, settings, session.name, waits)
 
 
-def _from_its_own_shapes(run: MeasuredRun, on: str, backend: str) -> ValidationReport:
+def _from_its_own_shapes(run: MeasuredRun, on: str, backend: str, waits: Mapping[int, float]) -> ValidationReport:
     catalogue = Catalogue()
     name, count = split_system(on)
     program = trace_program(run, run.typical_step, catalogue.resolve(name).device)
     system = catalogue.resolve(on if count is not None else f"{name}:{program.num_devices}")
-    return lay_beside(run, program, system, Settings(parse_choice(backend), {}), run.events.source)
+    return lay_beside(run, program, system, Settings(parse_choice(backend), {}), run.events.source, waits)
 
 
 def aligned(traces: Sequence[str | Path], device: int | None = None, step: str = "") -> AlignedRanks:

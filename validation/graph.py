@@ -29,7 +29,7 @@ class GraphCheck:
     predicted) numbers. `collectives`: (kind, group size, bytes) -> both numbers. `missing`: predicted but not measured;
     `extra`: measured but not predicted; each as text with its scope. `order_faults`: of `order_checked` predicted
     dependencies between matched items, those where the later one began before the earlier one. `streams`: used on
-    either side.
+    either side. `apart`: whether collectives have streams on which nothing else runs, None without collectives.
     """
 
     operators: Mapping[str, tuple[int, int]]
@@ -39,6 +39,7 @@ class GraphCheck:
     order_checked: int
     order_faults: tuple[str, ...]
     streams: tuple[int, int]
+    apart: tuple[bool | None, bool | None] = (None, None)
 
     @property
     def collectives_agree(self) -> bool:
@@ -64,6 +65,7 @@ class GraphCheck:
             "order_checked": self.order_checked,
             "order_faults": list(self.order_faults),
             "streams": {"measured": self.streams[0], "predicted": self.streams[1]},
+            "collectives_on_own_streams": {"measured": self.apart[0], "predicted": self.apart[1]},
         }
 
 
@@ -81,7 +83,13 @@ def check_graph(matching: Matching) -> GraphCheck:
         checked,
         faults,
         (streams[0], streams[1]),
+        (_apart(matching.measured), _apart(matching.predicted)),
     )
+
+
+def _apart(items: Sequence[Item]) -> bool | None:
+    spoken = {item.stream for item in items if item.is_collective}
+    return not spoken & {item.stream for item in items if not item.is_collective} if spoken else None
 
 
 def _both(matching: Matching, key: Callable[[Item], K | None]) -> dict[K, tuple[int, int]]:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -39,6 +39,7 @@ _CLASSES: Final[Mapping[str, MeasuredClass]] = {
 }
 _STEP_ANNOTATIONS: Final = ("ProfilerStep#", "nccl:")
 
+_NAMESPACES: Final = frozenset({"aten", "prims", "torchvision", "fbgemm"})
 _HLO_SHAPE: Final = re.compile(r"\b[a-z]+\d*\w*\[([\d,]*)\]")
 
 Shape = tuple[int, ...]
@@ -52,6 +53,7 @@ class Item:
     kernel or collective. `label`: how reports call it; `scope`: the user's path; `shape`: sizes that identify the
     operation, empty where unknown; `kind`, `nbytes`, `group`: of a collective. `start_s`: within the step.
     `count`: runs that it stands for; `time_s`: of all of them. `parts`: kernels in it. `deps`: items that it needs.
+    `op`: the framework's operator (`aten::mm`), where it is known.
     """
 
     klass: MeasuredClass
@@ -69,17 +71,29 @@ class Item:
     exposed_s: float = 0
     bound: str = ""
     deps: tuple[int, ...] = ()
+    op: str = ""
 
     @property
     def is_collective(self) -> bool:
         return self.klass is MeasuredClass.COMMUNICATION
 
 
-def measured_items(run: MeasuredRun, step: int) -> tuple[Item, ...]:
-    """The work of step `step`, kernels of one operator call together."""
+def measured_items(run: MeasuredRun, step: int, waits_s: Mapping[int, float] | None = None) -> tuple[Item, ...]:
+    """The work of step `step`, kernels of one operator call together.
+
+    `waits_s`: by position, the part of a collective's time in which it waited for other ranks, which is left out.
+    """
     talk = {entry.position: entry for entry in collectives(run)}
     origin = run.windows[step][0] if run.windows else 0.0
-    return tuple(_measured(run, positions, origin, talk) for positions in units(run, step, talk))
+    found = [(positions, _measured(run, positions, origin, talk)) for positions in units(run, step, talk)]
+    waits = waits_s or {}
+    return tuple(_without(item, sum(waits.get(position, 0.0) for position in positions)) for positions, item in found)
+
+
+def _without(item: Item, wait_s: float) -> Item:
+    if not wait_s:
+        return item
+    return replace(item, time_s=item.time_s - wait_s, exposed_s=max(item.exposed_s - wait_s, 0.0))
 
 
 def units(run: MeasuredRun, step: int, talk: Container[int]) -> tuple[list[int], ...]:
@@ -125,7 +139,7 @@ def _measured(run: MeasuredRun, positions: list[int], origin: float, talk: Mappi
     name = run.op_name(main) or run.name(main)
     return Item(
         klass, name, work_scope(run, event, op), measured_shape(klass, args), time, start, stream,
-        nbytes=float(run.events.nbytes[positions[0]]), parts=len(positions),
+        nbytes=float(run.events.nbytes[positions[0]]), parts=len(positions), op=run.op_name(main),
     )  # fmt: skip
 
 
@@ -176,6 +190,14 @@ def predicted_shape(row: KernelRow) -> Shape:
     if row.klass == KernelClass.MATMUL:
         return (row.batch * row.m * row.n * row.k,)
     return (row.elems,) if row.klass in (KernelClass.ELEMENTWISE, KernelClass.REDUCTION) else ()
+
+
+def _operator(name: str) -> str:
+    """PyTorch's operator in a label (`aten::mm`) or a location (`aten.mm.default`), empty for all else."""
+    if "::" in name:
+        return name
+    namespace, dot, rest = name.partition(".")
+    return f"{namespace}::{rest.split('.')[0]}" if dot and namespace in _NAMESPACES else ""
 
 
 def predicted_items(
@@ -245,9 +267,11 @@ class _Walk:
         scope = parse_scope(node.scope).label
         time = self._time[node.row] * count
         klass = _CLASSES.get(str(row.klass), MeasuredClass.OTHER)
+        op = _operator(row.label) or _operator(parse_scope(node.scope).op)
+        label = f"{row.klass} {row.shape}" if row.modelled else row.label or str(row.klass)
         return Item(
-            klass, f"{row.klass} {row.shape}", scope, predicted_shape(row), time, self._clock, node.stream,
-            nbytes=row.bytes_read + row.bytes_written, count=count, bound=self._bound[node.row], deps=deps,
+            klass, label, scope, predicted_shape(row), time, self._clock, node.stream,
+            nbytes=row.bytes_read + row.bytes_written, count=count, bound=self._bound[node.row], deps=deps, op=op,
         )  # fmt: skip
 
     def _collective(self, node: Collective | P2P, count: float, deps: tuple[int, ...]) -> Item:

@@ -12,7 +12,7 @@ _LONG: Final = 3000
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Item numbers of both sides, and by what they were matched: `collective`, `scope`, `shape` or `order`."""
+    """Item numbers of both sides, and by what: `collective`, `operator`, `scope`, `shape` or `order`."""
 
     measured: int
     predicted: int
@@ -43,18 +43,23 @@ class Matching:
 
 
 def match(measured: Sequence[Item], predicted: Sequence[Item]) -> Matching:
-    """Pairs of items of one class, by these rules in turn, each on what the former left:
+    """Pairs of items, by these rules in turn, each on what the former left:
 
-    collectives by kind, message and group, then by kind; kernels by class, scope and shape; by class and scope where
-    both sides have the same number; by class and shape; at last by the order of classes, with gaps.
+    collectives by kind, message and group, then by kind; kernels by operator, scope and shape; by operator and scope
+    where both sides have the same number; the same by class in place of operator; by class and shape; by operator where
+    both sides have the same number; at last by the order of classes, with gaps.
     """
     work = _Work(measured, predicted)
     work.by_key(lambda item: (item.kind, item.nbytes, item.group) if item.is_collective else None, "collective")
     work.by_key(lambda item: (item.kind, item.nbytes) if item.is_collective and item.nbytes else None, "collective")
     work.by_key(lambda item: item.kind if item.is_collective else None, "collective")
+    work.by_key(lambda item: (item.op, item.scope, item.shape) if item.op and item.shape else None, "operator")
+    work.by_key(lambda item: (item.op, item.scope) if item.op and item.scope else None, "operator", equal_numbers=True)
     work.by_key(lambda item: (item.klass, item.scope, item.shape) if item.scope and item.shape else None, "scope")
     work.by_key(lambda item: (item.klass, item.scope) if item.scope else None, "scope", equal_numbers=True)
+    work.by_key(lambda item: (item.klass, item.op, item.shape) if item.op and item.shape else None, "operator")
     work.by_key(lambda item: (item.klass, item.shape) if item.shape else None, "shape")
+    work.by_key(lambda item: item.op or None, "operator", equal_numbers=True)
     work.by_order()
     return work.done()
 

@@ -1,6 +1,6 @@
 """Several ranks of one run on one clock."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +52,22 @@ def align(runs: Sequence[MeasuredRun]) -> AlignedRanks:
     spread = float(np.median(aligned.max(axis=0) - aligned.min(axis=0))) if common else 0.0
     wait = (times - times.min(axis=0)).mean(axis=1) if common else np.zeros(len(runs))
     return AlignedRanks(tuple(runs), offset, spread, wait, common)
+
+
+def waits_s(runs: Sequence[MeasuredRun], chosen: MeasuredRun) -> Mapping[int, float]:
+    """By position of a collective in `chosen`, how long it waited for other ranks, seconds.
+
+    The rank that comes last does not wait: what its collective takes, the shortest of all ranks, is its own time.
+    """
+    if len(runs) < 2:
+        return {}
+    seen = [[entry for entry in collectives(run) if entry.step >= 0] for run in runs]
+    common = _common(seen)
+    own = seen[[run is chosen for run in runs].index(True)]
+    return {
+        own[index].position: own[index].duration_s - min(rank[index].duration_s for rank in seen)
+        for index in range(common)
+    }
 
 
 def _common(seen: Sequence[Sequence[MeasuredCollective]]) -> int:

@@ -1,9 +1,11 @@
 """A prediction laid beside a measured run: step, parts, classes, layers, and the largest differences with reasons."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from stablecast.backends.device import System
 from stablecast.backends.prediction import Prediction
@@ -79,7 +81,8 @@ class ValidationReport:
     """A measured run and what was predicted for it; times in seconds of one step.
 
     `run`, `step`: the measurement and the number of its typical step, to which items belong. `prediction`, `matching`,
-    `graph`: the prediction and its comparison, None where nothing was predicted.
+    `graph`: the prediction and its comparison, None where nothing was predicted. `waiting_s`: of that step, how long
+    its collectives waited for other ranks, which is in no class; None where other ranks were not at hand.
     """
 
     run: MeasuredRun
@@ -90,6 +93,12 @@ class ValidationReport:
     classes: tuple[Share, ...]
     layers: tuple[Share, ...]
     largest: tuple[Difference, ...]
+    waiting_s: float | None = None
+
+    @property
+    def device_s(self) -> tuple[float, float]:
+        """Device time of the typical step and of the prediction: sums over kernels and collectives, without waits."""
+        return sum(share.measured_s for share in self.classes), sum(share.predicted_s for share in self.classes)
 
     @property
     def parts(self) -> StepParts:
@@ -116,6 +125,9 @@ class ValidationReport:
             "backend": predicted.backend if predicted else None,
             "matched_share": self.matching.matched_share if self.matching else None,
             "predicted_matched_share": self.matching.predicted_share if self.matching else None,
+            "measured_device_s": self.device_s[0],
+            "predicted_device_s": self.device_s[1] if predicted else None,
+            "waiting_s": self.waiting_s,
             "measured_parts": _parts_dict(self.parts),
             "predicted_parts": _predicted_parts(predicted),
             "classes": [share.to_dict("class") for share in self.classes],
@@ -164,11 +176,11 @@ def _predicted_parts(predicted: Prediction | None) -> dict[str, float] | None:
     talk = sum(collective.time_s for collective in predicted.collectives)
     return {
         "window_s": predicted.step_time_s,
-        "busy_s": predicted.step_time_s,
+        "busy_s": predicted.step_time_s - predicted.idle_s,
         "compute_s": predicted.compute_s,
         "communication_s": talk,
         "exposed_s": predicted.exposed_communication_s,
-        "idle_s": 0.0,
+        "idle_s": predicted.idle_s,
         "host_s": 0.0,
     }
 
@@ -179,16 +191,20 @@ def validate(
     system: System | None = None,
     settings: Settings | None = None,
     workload: str = "program",
+    waits_s: Mapping[int, float] | None = None,
 ) -> ValidationReport:
     """Lay the prediction for `program` on `system` beside `run`; without a program, only the run is described.
 
-    The typical step of the run, the one nearest to the median, is matched item by item.
+    The typical step of the run, the one nearest to the median, is matched item by item. `waits_s`: by position in the
+    run's work, how long a collective waited for other ranks.
     """
     step = run.typical_step
-    measured = measured_items(run, step)
+    measured = measured_items(run, step, waits_s)
+    inside = np.nonzero(run.step == step)[0].tolist()
+    waiting = sum(waits_s.get(position, 0.0) for position in inside) if waits_s else None
     if program is None or system is None or settings is None:
         classes = _measured_classes(run, step)
-        return ValidationReport(run, step, None, None, None, classes, _layers(measured, ()), ())
+        return ValidationReport(run, step, None, None, None, classes, _layers(measured, ()), (), waiting)
     prediction = predict_device_program(program, system, settings, workload)
     priced = price(program.table, system.device, settings.choice)
     predicted = predicted_items(program, priced, system, settings.loops)
@@ -201,7 +217,8 @@ def validate(
         check_graph(matching),
         _shares(measured, predicted, lambda item: item.klass.value),
         _layers(measured, predicted),
-        _largest(matching),
+        _largest(matching, waiting is not None),
+        waiting,
     )
 
 
@@ -232,12 +249,19 @@ def _layers(measured: Sequence[Item], predicted: Sequence[Item]) -> tuple[Share,
     return shares if any(share.name for share in shares) else ()
 
 
-def _largest(matching: Matching) -> tuple[Difference, ...]:
+def _largest(matching: Matching, aligned: bool) -> tuple[Difference, ...]:
     """Equal differences put together, the largest first."""
     found: dict[tuple[str, ...], list[float]] = {}
     for pair in matching.pairs:
         ours, theirs = matching.measured[pair.measured], matching.predicted[pair.predicted]
-        key = (ours.klass.value, ours.scope or theirs.scope, ours.label, theirs.label, pair.how, _reason(ours, theirs))
+        key = (
+            ours.klass.value,
+            ours.scope or theirs.scope,
+            ours.label,
+            theirs.label,
+            pair.how,
+            _reason(ours, theirs, aligned),
+        )
         _add(found, key, ours.time_s, theirs.time_s)
     for index in matching.only_measured:
         item = matching.measured[index]
@@ -261,8 +285,8 @@ def _add(
     held[1] += predicted_s
 
 
-def _reason(ours: Item, theirs: Item) -> str:
-    """What the model can say about a pair."""
+def _reason(ours: Item, theirs: Item, aligned: bool) -> str:
+    """What the model can say about a pair; `aligned`: collectives are without what they waited for other ranks."""
     ratio = theirs.time_s / ours.time_s if ours.time_s > 0 else 0.0
     if abs(ratio - 1.0) <= _NEAR:
         return "agrees within 10 %"
@@ -271,7 +295,8 @@ def _reason(ours: Item, theirs: Item) -> str:
         overlapped = f"; {hidden:.0%} of it is overlapped" if hidden > _NEAR else ""
         if ours.nbytes and theirs.nbytes and ours.nbytes != theirs.nbytes:
             return f"messages differ: {ours.nbytes:,.0f} and {theirs.nbytes:,.0f} B" + overlapped
-        waits = "the measured time includes waiting for other ranks, or the link is slower than assumed"
+        slower = "the link is slower than assumed"
+        waits = slower if aligned else f"the measured time includes waiting for other ranks, or {slower}"
         return (waits if ratio < 1.0 else "the link is faster than assumed, or the message is split") + overlapped
     if ours.parts > 1:
         return f"fusion: {ours.parts} kernels ran where one is predicted"

@@ -1,8 +1,10 @@
 """How a validation report prints."""
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from stablecast.ir.text import percent, seconds, shorten, table, time_range
+from stablecast.validation.graph import GraphCheck
 from stablecast.validation.report import Share, ValidationReport
 
 if TYPE_CHECKING:
@@ -53,6 +55,11 @@ def _head(report: ValidationReport) -> list[str]:
 
 
 def _parts(report: ValidationReport) -> list[str]:
+    return table(parts_rows(report), right=(1, 2), indent="  ")
+
+
+def parts_rows(report: ValidationReport) -> list[list[str]]:
+    """Where the typical step's time goes on both sides, head first."""
     data = report.to_dict()
     measured, predicted = data["measured_parts"], data["predicted_parts"]
     names = {
@@ -66,7 +73,11 @@ def _parts(report: ValidationReport) -> list[str]:
     rows = [["typical step", "measured", "predicted"]]
     for key, name in names.items():
         rows.append([name, seconds(measured[key]), seconds(predicted[key]) if predicted else ""])
-    return table(rows, right=(1, 2), indent="  ")
+    if report.waiting_s is not None:
+        rows.insert(-2, ["  of it waiting for other ranks", seconds(report.waiting_s), ""])
+    ours, theirs = report.device_s
+    rows.append(["device time, without waits", seconds(ours), seconds(theirs) if predicted else ""])
+    return rows
 
 
 def _classes(report: ValidationReport) -> list[str]:
@@ -109,13 +120,37 @@ def _graph(report: ValidationReport) -> list[str]:
     graph = report.graph
     if graph is None:
         return []
+    verdict = "agrees" if graph.ok else "differs"
+    order = f"{graph.order_checked} dependencies checked, {len(graph.order_faults)} broken"
+    return [*table(graph_rows(graph), right=(1, 2), indent="  "), f"  the graph {verdict}; {order}"]
+
+
+def graph_text(report: ValidationReport) -> str:
+    """What `validate --graph` prints: numbers on both sides, and what only one side has, with scopes."""
+    graph = report.graph
+    if graph is None:
+        return "nothing was predicted"
+    lines = _graph(report)
+    lines.append(
+        f"  streams: {graph.streams[0]} measured, {graph.streams[1]} predicted; collectives on their own streams: "
+        f"{_yes(graph.apart[0])} measured, {_yes(graph.apart[1])} predicted"
+    )
+    for title, names in (("missing", graph.missing), ("extra", graph.extra), ("out of order", graph.order_faults)):
+        lines += [f"  {title}: {name} ({count})" for name, count in Counter(names).items()]
+    return "\n".join(lines)
+
+
+def _yes(value: bool | None) -> str:
+    return "none" if value is None else "yes" if value else "no"
+
+
+def graph_rows(graph: GraphCheck) -> list[list[str]]:
+    """Numbers of operators and collectives on both sides, head first."""
     rows = [["graph", "measured", "predicted"]]
     rows += [[name, str(ours), str(theirs)] for name, (ours, theirs) in graph.operators.items()]
     for (kind, group, nbytes), (ours, theirs) in graph.collectives.items():
         rows.append([f"{kind} over {group}, {nbytes:,} B", str(ours), str(theirs)])
-    verdict = "agrees" if graph.ok else "differs"
-    order = f"{graph.order_checked} dependencies checked, {len(graph.order_faults)} broken"
-    return [*table(rows, right=(1, 2), indent="  "), f"  the graph {verdict}; {order}"]
+    return rows
 
 
 def _kernels(report: ValidationReport) -> list[str]:

@@ -69,12 +69,10 @@ def validate(
     if output is not None:
         opt.write_text(output, report.to_html())
     if graph and report.graph is not None:
-        text = (
-            jsonlib.dumps({"schema": 1, "graph": report.graph.to_dict()})
-            if json
-            else jsonlib.dumps(report.graph.to_dict(), indent=2)
-        )
-        typer.echo(text)
+        from stablecast.validation.report_text import graph_text
+
+        answer = {"schema": 1, "graph": report.graph.to_dict()}
+        typer.echo(jsonlib.dumps(answer) if json else graph_text(report))
     else:
         typer.echo(report.to_json() if json else repr(report))
     if strict and report.graph is not None and not report.graph.ok:

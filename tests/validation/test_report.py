@@ -58,7 +58,7 @@ def test_report_keeps_its_contract(traces: Path, tmp_path: Path) -> None:
     assert (data["schema"], data["steps"]) == (1, 10)
     text, page = repr(report), report.to_html()
     assert "largest differences" in text
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 3, "measured, predicted, and the short one on its own scale"
     assert "http" not in page.split("<body>")[0], "the page needs no outside file"
 
 
@@ -112,3 +112,15 @@ def test_matching_rules_in_turn() -> None:
     ]
     assert (found.only_measured, found.only_predicted) == ((4,), (4,))
     assert found.matched_share == pytest.approx(0.8)
+
+
+def test_ranks_together_show_what_waiting_is(traces: Path) -> None:
+    """What a collective takes on the rank that comes last is its own time; the rest is waiting."""
+    ranks = sorted((traces / "param").glob("v100x8_dlrm_rank*_kineto.json.gz"))
+    alone, together = validate(ranks[1]), validate(*ranks)
+    assert together.run.events.rank == 1, "the slowest"
+    assert alone.waiting_s is None
+    assert together.waiting_s == pytest.approx(11.12e-3, abs=0.05e-3)
+    times = {share.name: share.measured_s for share in validate(*ranks, on="v100-sxm2:8").classes}
+    assert times["communication"] == pytest.approx(217e-6, abs=1e-6)
+    assert "waiting for other ranks" in repr(together)
