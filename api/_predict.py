@@ -11,6 +11,7 @@ from stablecast._capture import capture, load
 from stablecast._measured import MeasuredInput, is_measured
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Device, System
+from stablecast.backends.placement import dims_of, place
 from stablecast.backends.prediction import Prediction
 from stablecast.backends.predictor import PREDICTED, ProgramRole, Settings, predict_roles
 from stablecast.backends.registry import parse_choice
@@ -45,11 +46,13 @@ class TimelineOptions:
     """How the step is laid out in time.
 
     `contention`: whether running collectives take cores, memory and links. `passes`: schedule passes in order, as
-    `NAME` or `NAME=VALUE`; None for those of the execution model (`lowering.passes.default_passes`).
+    `NAME` or `NAME=VALUE`; None for those of the execution model (`lowering.passes.default_passes`). `placed`: mesh
+    axis -> network dimensions, for axes that should not lie innermost first.
     """
 
     contention: bool = True
     passes: tuple[str, ...] | None = None
+    placed: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     @property
     def settings(self) -> ScheduleSettings:
@@ -288,16 +291,31 @@ class Session:
         started = time.perf_counter()
         system = self.system(spec)
         program = self.device_program(system.device)
+        system = self._placed(program, system)
         choice, timeline = parse_choice(self.options.backend), self.options.timeline
         settings = Settings(choice, self.options.conventions.loops, timeline.settings)
         made = predict_roles(self._roles(program), system, settings, self.name)
-        said = [stage_note(program, self.options.conventions.loops), self._passes_note(program, made)]
+        said = [
+            _map_note(system),
+            stage_note(program, self.options.conventions.loops),
+            self._passes_note(program, made),
+        ]
         made = replace(made, assumptions=(*made.assumptions, *filter(None, said)))
         native = platform_of(system.device)
         if program.platform and program.platform != native:
             note = f"the module was lowered for {program.platform}, not for {native}"
             made = replace(made, assumptions=(*made.assumptions, note))
         return replace(made, wall_s=time.perf_counter() - started)
+
+    def _placed(self, program: DeviceProgram, system: System) -> System:
+        """`system` with the axes of the program's mesh on its dimensions."""
+        wanted = self.options.timeline.placed
+        mesh = next((mesh for mesh in program.meshes if mesh.size == system.count), None)
+        if mesh is None:
+            if wanted:
+                raise InputError(f"--map: {self.name} has no mesh with names over {system.count} devices")
+            return system
+        return place(mesh.axes, wanted, system)
 
     def _passes_note(self, program: DeviceProgram, made: Prediction) -> str:
         if not made.collectives or self.traces() is not None:
@@ -342,6 +360,30 @@ class Session:
             "conventions": {**self.options.conventions.to_dict(), "bytes": "after fusion"},
             "fused": True,
         }
+
+
+def _map_note(system: System) -> str:
+    """Which axis lies where, for networks of several dimensions."""
+    if system.placement is None or len(system.network.dims) < 2:
+        return ""
+    parts = [
+        f"{axis} on {'+'.join(dims_of(system.placement, axis, system.network.dims))}"
+        for axis, size in system.placement.axes
+        if size > 1
+    ]
+    return f"mesh axes on network dimensions: {', '.join(parts)} (--map chooses)"
+
+
+def parse_map(text: str) -> dict[str, tuple[str, ...]]:
+    """`model=nvlink,data=spine` or `data=nvlink+spine` as axis -> dimensions; raises `InputError` for anything else."""
+    found: dict[str, tuple[str, ...]] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        axis, equals, dims = part.partition("=")
+        names = tuple(filter(None, (name.strip() for name in dims.split("+"))))
+        if not equals or not axis.strip() or not names:
+            raise InputError(f"--map '{part}' is not axis=dimension", "write --map model=nvlink,data=scale-out")
+        found[axis.strip()] = names
+    return found
 
 
 def parse_pairs(texts: Sequence[str], flag: str) -> dict[str, int]:

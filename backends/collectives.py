@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from stablecast.backends.analytical.constants import read_constants
 from stablecast.backends.device import NetworkDim, System
@@ -112,10 +113,16 @@ def spans(groups: Groups, system: System) -> tuple[Span, ...]:
             f"a collective over {groups.num_devices} devices does not fit system {system.name} of {system.count}",
             f"ask for {groups.num_devices} devices",
         )
+    places = members if system.placement is None else system.placement.places(members)
+    return spans_of(places, system)
+
+
+def spans_of(places: npt.NDArray[np.int64], system: System) -> tuple[Span, ...]:
+    """The dimensions in which places of the network differ, innermost first."""
     found: list[Span] = []
     below = 1
     for dim in system.network.dims:
-        coordinates = np.unique(members // below % dim.size)
+        coordinates = np.unique(places // below % dim.size)
         below *= dim.size
         if len(coordinates) > 1:
             found.append(Span(dim, len(coordinates), int(np.diff(coordinates).min())))
@@ -153,14 +160,30 @@ class CollectiveModel:
         time, algorithm = self._time(kind, covered, nbytes)
         return self._ranged(time, covered, algorithm)
 
+    def covered(self, node: Collective | P2P) -> tuple[Span, ...]:
+        """The dimensions that a collective or a message uses, innermost first."""
+        if isinstance(node, P2P):
+            found = self._beside(node)
+            return found or tuple(Span(dim, 2, 1) for dim in self.system.network.dims[-1:])
+        if node.groups not in self._spans:
+            self._spans[node.groups] = spans(node.groups, self.system)
+        return self._spans[node.groups]
+
     def p2p(self, p2p: P2P, groups: Groups | None = None) -> CollectiveEstimate:
-        """Seconds of one send or receive; over the outermost dimension that `groups` covers, else of the system."""
-        covered = spans(groups, self.system) if groups else ()
+        """Seconds of one send or receive: over the outermost dimension that `groups` covers, that the peers along a
+        placed axis differ in, else of the system."""
+        covered = spans(groups, self.system) if groups else self._beside(p2p)
         if not covered and not self.system.network.dims:
             return CollectiveEstimate(0.0, 0.0, 0.0, "none")
         span = covered[-1] if covered else Span(self.system.network.dims[-1], 2, 1)
         time, low, high, algorithm = self._ranged(self._permute(span, np.array([float(p2p.nbytes)])), (span,), "direct")
         return CollectiveEstimate(float(time[0]), float(low[0]), float(high[0]), algorithm)
+
+    def _beside(self, p2p: P2P) -> tuple[Span, ...]:
+        placed = self.system.placement
+        if placed is None or p2p.axis not in dict(placed.axes):
+            return ()
+        return spans_of(placed.neighbours(p2p.axis, p2p.shift), self.system)
 
     def _time(self, kind: str, covered: Sequence[Span], nbytes: FloatArray) -> tuple[FloatArray, str]:
         if kind == "collective_permute":

@@ -10,10 +10,13 @@ direction.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from stablecast.backends import units
 from stablecast.ir.errors import InputError
+
+if TYPE_CHECKING:
+    from stablecast.backends.placement import Placement
 
 Confidence = Literal["high", "medium", "low", "user"]
 DeviceKind = Literal["gpu", "tpu", "cpu"]
@@ -269,10 +272,14 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """`count` equal devices and their network. `name`: what the user asked for, without the count."""
+    """`count` equal devices and their network. `name`: what the user asked for, without the count.
+
+    `placement`: where the devices of a mesh lie, None where ids count the innermost dimension first.
+    """
 
     name: str
     device: Device
     count: int
     network: Network
     notes: tuple[str, ...] = ()
+    placement: "Placement | None" = None

@@ -59,6 +59,10 @@ Passes = Annotated[
         "--pass", metavar="NAME[=VALUE]", help="A schedule pass; several in order. none: none. See 'stablecast passes'."
     ),
 ]
+Map = Annotated[
+    str,
+    typer.Option("--map", metavar="AXIS=DIM,...", help="Mesh axes on network dimensions: model=nvlink,data=scale-out."),
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with 3 where the prediction does not fit or is incomplete.")
 ]
@@ -134,12 +138,13 @@ class TimelineChoices:
 
     contention: Contention = True
     passes: Passes = field(default_factory=list[str])
+    placed: Map = ""
 
     def options(self) -> "TimelineOptions":
         """The same for a session."""
-        from stablecast._predict import TimelineOptions
+        from stablecast._predict import TimelineOptions, parse_map
 
-        return TimelineOptions(self.contention, pass_texts(self.passes))
+        return TimelineOptions(self.contention, pass_texts(self.passes), parse_map(self.placed))
 
 
 def pass_texts(given: list[str]) -> tuple[str, ...] | None:

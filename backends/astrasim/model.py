@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from stablecast.backends.astrasim.config import NetworkConfig, SystemConfig, read_network, read_system
 from stablecast.backends.astrasim.files import network_dict, system_dict
 from stablecast.backends.astrasim.isolated import Isolated
@@ -31,6 +33,7 @@ class ReferenceModel:
     def __init__(self, system: System) -> None:
         self.network: NetworkConfig = read_network(network_dict(system))
         self.config: SystemConfig = replace(read_system(system_dict(system)), source=system.name)
+        self._placement = system.placement
         self._isolated = Isolated(self.network, self.config)
         self._planner = Planner(self.network, self.config, {})
         self._known: dict[tuple[str, int, Groups], float] = {}
@@ -46,12 +49,18 @@ class ReferenceModel:
 
     def p2p(self, p2p: P2P, groups: Groups | None = None) -> CollectiveEstimate:
         """Seconds of one message: to the next member of `groups`, else along the outermost dimension."""
-        target = groups.members(0)[1] if groups else self.network.ranks // self.network.npus_count[-1]
+        placed = self._placement
+        if placed is not None and p2p.axis in dict(placed.axes):
+            target = int(placed.neighbours(p2p.axis, p2p.shift)[1])
+        else:
+            target = groups.members(0)[1] if groups else self.network.ranks // self.network.npus_count[-1]
         seconds = self._isolated.between(0, target, max(p2p.nbytes, 1)) * 1e-9
         return CollectiveEstimate(seconds, seconds, seconds, "astra-sim")
 
     def _seconds(self, kind: str, nbytes: int, groups: Groups) -> float:
         members = groups.members(0) if not groups.ragged else max(groups.ragged, key=len)
+        if self._placement is not None:
+            members = tuple(map(int, self._placement.places(np.asarray(members, dtype=np.int64))))
         if len(members) < 2:
             return 0.0
         if max(members) >= self.network.ranks:

@@ -164,7 +164,7 @@ class Flattener:
 
     def _price(self, node: Collective | P2P) -> CollectiveEstimate:
         if isinstance(node, P2P):
-            key: tuple[object, ...] = ("p2p", node.axis, node.nbytes)
+            key: tuple[object, ...] = ("p2p", node.axis, node.shift, node.nbytes)
         else:
             key = (node.kind, node.groups, node.message_bytes)
         found = self._priced.get(key)

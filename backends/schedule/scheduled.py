@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stablecast.backends.collectives import spans
+from stablecast.backends.collectives import CollectiveModel
 from stablecast.backends.device import System
 from stablecast.backends.estimates import Estimates
 from stablecast.backends.schedule.accounts import Accounts, account
@@ -14,7 +14,6 @@ from stablecast.backends.schedule.settings import Contention, ScheduleSettings
 from stablecast.backends.schedule.timeline import Slice, Timeline
 from stablecast.ir.device_program import P2P, Collective, DeviceProgram, Kernel
 from stablecast.ir.errors import InputError
-from stablecast.ir.groups import Groups
 from stablecast.ir.scopes import parse_scope
 
 
@@ -157,18 +156,13 @@ def _contend(
         assert isinstance(node, Kernel)
         return bounds[role][node.row]
 
-    dims: dict[Groups, tuple[str, ...]] = {}
+    model = CollectiveModel(system)
 
     def links(role: int, index: int) -> tuple[str, ...]:
         node = flats[role].nodes[index]
         if not contention.share_links or node is None or isinstance(node, Kernel):
             return ()
-        if isinstance(node, P2P):
-            return tuple(dim.name for dim in system.network.dims[-1:])
-        found = dims.get(node.groups)
-        if found is None:
-            found = dims[node.groups] = tuple(span.dim.name for span in spans(node.groups, system))
-        return found
+        return tuple(span.dim.name for span in model.covered(node))
 
     return Contended(flats, match, shares, bound, links).run()
 

@@ -337,3 +337,13 @@ def test_schedule_passes(run: Run, module: str) -> None:
         for name in ("plain", "ahead")
     ]
     assert order[0] != order[1]
+
+
+def test_mesh_axes_on_network_dimensions(run: Run, module: str) -> None:
+    Path(module).write_text(SHARDED)
+    words = ("predict", module, "--on", "h100-sxm", "--json")
+    unnamed = run(*words, "--map", "model=nvlink")
+    assert (unnamed.code, unnamed.err.count("\n")) == (2, 1)
+    assert "no mesh with names" in unnamed.err
+    wrong = run(*words, "--map", "model")
+    assert "--map 'model' is not axis=dimension" in wrong.err
