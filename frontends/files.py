@@ -8,6 +8,7 @@ from pathlib import Path
 from stablecast.frontends.registry import Request
 from stablecast.ir import capture_file, mlir
 from stablecast.ir.errors import InputError
+from stablecast.ir.hlo import is_scheduled
 from stablecast.ir.program import Program
 from stablecast.ir.reader import read
 from stablecast.ir.workload import Module, ModuleFormat, Workload
@@ -52,7 +53,10 @@ def from_module(data: bytes, source: str) -> Workload:
     if mlir.is_artifact(data):
         kind = ModuleFormat.ARTIFACT
     elif _is_hlo_text(data):
-        data = mlir.hlo_to_stablehlo(data, source)
+        if is_scheduled(data):
+            kind = ModuleFormat.HLO_TEXT
+        else:
+            data = mlir.hlo_to_stablehlo(data, source)
     program = read(data, source)
     return describe(program, Module("main", data, kind), source)
 

@@ -2,12 +2,12 @@
 
 import importlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from stablecast.ir.errors import InputError, ToolError
-from stablecast.ir.hlo_groups import expand_device_ids
+from stablecast.ir.hlo.groups import expand_device_ids
 from stablecast.ir.spellings import COMPLAINTS, modernised
 
 SUPPORTED = ((0, 10, 2), (0, 11))
@@ -211,3 +211,35 @@ def through_hlo(data: bytes, context: Any) -> Any:
         return bindings().Module.parse(convert.xla_computation_to_mlir_module(computation), context)
     except (bindings().MLIRError, ValueError, RuntimeError) as error:
         raise ToolError(f"XLA does not import the module: {first_diagnostic(error)}") from None
+
+
+_MEMORY = ("argument", "output", "temp", "alias", "generated_code")
+
+
+def compile_for(
+    devices: Sequence[Any], data: bytes, source: str, shape: tuple[int, int], options: Mapping[str, Any], shardy: bool
+) -> tuple[bytes, dict[str, int]]:
+    """The module in `data` as XLA compiles it for `devices` that are not there: HLO text, and bytes by kind of memory.
+
+    `shape`: replicas and partitions; `options`: XLA's, by name; `shardy`: who partitions, Shardy or GSPMD. Raises what
+    XLA raises.
+    """
+    import numpy as np
+
+    check_version()
+    compiler, jax_ext = importlib.import_module("jax._src.compiler"), _private("_jax")
+    module = parse(data, source)
+    if "sym_name" not in module.operation.attributes:
+        module.operation.attributes["sym_name"] = bindings().StringAttr.get("module", module.context)
+    assignment = np.arange(shape[0] * shape[1]).reshape(shape)
+    chosen = compiler.get_compile_options(
+        *shape, device_assignment=assignment, env_options_overrides=dict(options) or None
+    )
+    chosen.executable_build_options.use_shardy_partitioner = shardy
+    made = devices[0].client.compile(
+        module, executable_devices=jax_ext.DeviceList(tuple(devices)), compile_options=chosen
+    )
+    stats = made.get_compiled_memory_stats()
+    return made.hlo_modules()[0].to_string().encode(), {
+        name: getattr(stats, f"{name}_size_in_bytes") for name in _MEMORY
+    }

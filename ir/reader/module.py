@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 from stablecast.ir import mlir
 from stablecast.ir.attributes import Dense
 from stablecast.ir.errors import InputError
+from stablecast.ir.hlo import read_hlo
 from stablecast.ir.loops import Unknown, constant, source_of, trip_count
 from stablecast.ir.pause import paused_gc
 from stablecast.ir.program import (
@@ -71,11 +72,13 @@ class _Decoded(NamedTuple):
 
 @lru_cache(maxsize=4)
 def read(data: bytes, source: str = "module") -> Program:
-    """The program in `data`: StableHLO as MLIR text, bytecode or portable artifact.
+    """The program in `data`: StableHLO as MLIR text, bytecode or portable artifact, or scheduled HLO text.
 
     `source` names it in messages. Raises `InputError` for text that is no module, an empty module, a module without
     an entry function, dynamic shapes and unsupported types.
     """
+    if data.lstrip()[:9] == b"HloModule":
+        return read_hlo(data, source)
     module = mlir.parse(data, source)
     constants: CallConstants = {}
     while True:

@@ -6,6 +6,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -91,3 +92,9 @@ def lower() -> Callable[..., Lowered]:
         return Lowered(lowered.compiler_ir("stablehlo"))
 
     return lower
+
+
+@pytest.fixture(scope="session")
+def example() -> Callable[[str], ModuleType]:
+    """Any other example by name, loaded once."""
+    return cache(_load)

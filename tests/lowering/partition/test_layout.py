@@ -8,7 +8,7 @@ import pytest
 from stablecast.ir.dtypes import dtype
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import from_lists, over_axes, over_parts
-from stablecast.ir.hlo_groups import expand_device_ids
+from stablecast.ir.hlo.groups import expand_device_ids
 from stablecast.ir.program import Axis, Mesh, Sharding
 from stablecast.ir.types import TensorType
 from stablecast.lowering.partition import gspmd

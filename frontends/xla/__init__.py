@@ -1,0 +1,6 @@
+"""XLA itself as a frontend: a capture compiled for hardware that is not there, its scheduled HLO and memory."""
+
+from stablecast.frontends.xla.compile import Compiled, Settings, compile_ahead
+from stablecast.frontends.xla.targets import boards
+
+__all__ = ["Compiled", "Settings", "boards", "compile_ahead"]

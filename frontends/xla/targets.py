@@ -1,0 +1,60 @@
+"""What XLA must know of a GPU to compile for it where there is none: our own descriptions, from `targets.yaml`."""
+
+from functools import cache
+from importlib.resources import files
+from typing import Any, cast
+
+import yaml
+
+from stablecast.ir.errors import InputError, near_names
+
+
+@cache
+def _held() -> dict[str, Any]:
+    text = files("stablecast.frontends.xla").joinpath("targets.yaml").read_text(encoding="utf-8")
+    return cast("dict[str, Any]", yaml.safe_load(text))
+
+
+def boards() -> tuple[str, ...]:
+    """The GPUs that there is a description of, by the names of the hardware catalogue."""
+    return tuple(_held()["boards"])
+
+
+def board_name(board: str) -> str:
+    """What the driver calls the GPU."""
+    return str(_board(board)["name"])
+
+
+def target_config(board: str) -> str:
+    """The description of `board` as XLA reads it, a `GpuTargetConfigProto` in text form.
+
+    Raises `InputError` for a GPU that there is no description of.
+    """
+    held = _board(board)
+    capability = str(held["capability"])
+    numbers = {**_numbers(_held()["capabilities"][capability]), **_numbers(held)}
+    major, minor = capability.split(".")
+    version = _held()["dnn_version"]
+    lines = [
+        "gpu_device_info {",
+        *(f"  {name}: {value}" for name, value in numbers.items()),
+        f"  cuda_compute_capability {{ major: {major} minor: {minor} }}",
+        "}",
+        'platform_name: "CUDA"',
+        f"dnn_version_info {{ major: {version['major']} minor: {version['minor']} }}",
+        f'device_description_str: "{held["name"]}"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _board(board: str) -> dict[str, Any]:
+    known = _held()["boards"]
+    if board not in known:
+        hint = near_names(board, known) or "known: " + ", ".join(known)
+        raise InputError(f"XLA cannot compile for {board}: there is no description of it", hint)
+    return cast("dict[str, Any]", known[board])
+
+
+def _numbers(held: dict[str, Any]) -> dict[str, Any]:
+    """The entries that are a value with its source."""
+    return {name: value[0] for name, value in held.items() if isinstance(value, list)}

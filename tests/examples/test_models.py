@@ -1,0 +1,114 @@
+"""GPT-2, ViT, mixture of experts, DLRM and U-Net: their sizes, products and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+Example = Callable[[str], ModuleType]
+
+
+def parameters(state: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
+
+
+def test_gpt2_parameters(example: Example) -> None:
+    published = {"small": 124_439_808, "medium": 354_823_168, "large": 774_030_080, "xl": 1_557_611_200}
+    assert {size: parameters(example("gpt2").make_args(size)[0]) for size in published} == published
+
+
+def test_gpt2_products(example: Example, lower: Any) -> None:
+    gpt2 = example("gpt2")
+    step = lower(gpt2.train_step, gpt2.make_args(layers=2, batch=2))
+    tokens, width = 2 * 1024, 768
+    each = 12 * width * width + 2 * 1024 * width
+    assert step.dot_flops() == 3 * 2 * tokens * (2 * each + width * 50257)
+
+
+def test_vit_parameters(example: Example) -> None:
+    """86.6 M, as the paper's table has for ViT-B/16 (86M) with its head of 1000 classes."""
+    assert parameters(example("vit").make_args()[0]) == 86_567_656
+    assert parameters(example("vit").make_args("large")[0]) == 304_326_632
+
+
+def test_unet_parameters(example: Example) -> None:
+    """859.5 M, as the U-Net of Stable Diffusion 1 has."""
+    assert parameters(example("unet").make_args()[0]) == 859_520_964
+
+
+def test_moe_uses_two_experts_a_token(example: Example) -> None:
+    moe = example("moe")
+    chances = jax.nn.softmax(jax.random.normal(jax.random.key(0), (2, 16, 4)))
+    combine, imbalance = moe.routes(chances, capacity=16)
+    used = np.asarray(combine > 0).sum((2, 3))
+    assert used.tolist() == np.full((2, 16), 2).tolist()
+    np.testing.assert_allclose(combine.sum((2, 3)), 1, rtol=1e-6)
+    assert (np.asarray(combine > 0).sum(1) <= 1).all()
+    assert float(imbalance) >= 0.5
+
+
+def test_moe_drops_what_exceeds_the_capacity(example: Example) -> None:
+    chances = jnp.broadcast_to(jnp.asarray([0.6, 0.3, 0.06, 0.04]), (1, 8, 4))
+    combine, _ = example("moe").routes(chances, capacity=5)
+    assert np.asarray(combine > 0).sum((1, 3)).tolist() == [[5, 5, 0, 0]]
+
+
+def test_dlrm_interaction(example: Example) -> None:
+    vectors = jax.random.normal(jax.random.key(0), (3, 5, 8))
+    mixed = example("dlrm").interact(vectors[0], list(vectors[1:]))
+    dots = [np.sum(np.asarray(vectors[i] * vectors[j]), -1) for i, j in ((1, 0), (2, 0), (2, 1))]
+    np.testing.assert_allclose(mixed, np.concatenate([vectors[0], np.stack(dots, 1)], 1), rtol=1e-5)
+
+
+def test_dlrm_touches_only_the_rows_it_looked_up(example: Example) -> None:
+    dlrm = example("dlrm")
+    shapes, batch = dlrm.make_args(batch=4, tables=2, rows=10, width=4, bottom=(8,), top=(8,))
+    state = dlrm.init(shapes)
+    before = np.asarray(state["tables"][0])
+    values = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), batch)
+    after, _ = dlrm.train_step(state, values)
+    changed = np.flatnonzero((np.asarray(after["tables"][0]) != before).any(1))
+    assert changed.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("gpt2", {"size": "huge"}, "unknown size 'huge'"),
+        ("gpt2", {"width": 100}, "no multiple of the 64 features"),
+        ("gpt2", {"data": 3}, "cannot be split over 3 devices"),
+        ("vit", {"size": "huge"}, "unknown size 'huge'"),
+        ("vit", {"patch": 15}, "patches of 15 pixels"),
+        ("moe", {"expert": 3}, "cannot be split over 3 devices"),
+        ("unet", {"channels": 100}, "must be a multiple of 32"),
+    ],
+)
+def test_wrong_arguments(example: Example, name: str, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        example(name).make_args(**settings)
+
+
+@pytest.mark.parametrize("settings", [("gpt2", {"data": 4}), ("moe", {"expert": 4})])
+def test_sharded_steps_lower(example: Example, lower: Any, settings: tuple[str, dict[str, int]]) -> None:
+    name, axes = settings
+    module = example(name)
+    args = module.make_args(layers=1, vocab=512, seq=64, **axes)
+    (mesh,) = lower(module.train_step, args).named("sdy.mesh")
+    assert f'"{next(iter(axes))}"=4' in str(mesh)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["dlrm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "vit", "moe", "unet"))],
+)
+def test_main_prints_a_falling_loss(example: Example, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    example(name).main()
+    losses = [float(line.split()[3]) for line in capsys.readouterr().out.splitlines()]
+    assert losses == sorted(losses, reverse=True)
+    assert np.isfinite(losses).all()
