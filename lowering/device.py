@@ -142,7 +142,8 @@ class _Lowering:
             plain = len(work.terms) == 1 and () in work.terms
             summed = _plus(summed, work.terms[()]) if plain else summed + work
         body = tuple(nodes)
-        return combine_collectives(body) if self._target.combine else body, summed, liveness.peak
+        combine = self._target.combine and not self._program.prefused
+        return combine_collectives(body) if combine else body, summed, liveness.peak
 
     def _node(
         self, graph: Graph, group: Group, needed: set[int], liveness: Liveness, runs: float
@@ -212,8 +213,10 @@ class _Lowering:
             reduce_op=op.regions[0].ops[0].name.split(".", 1)[1] if op.regions and op.regions[0].ops else "",
             dtype=dtype,
             channel=int(op.attrs.get("channel_handle", 0) or 0),
+            asynchronous=bool(op.attrs.get("asynchronous", False)),
             scope=graph.scopes[node],
             location=graph.location(node),
+            merged=len(kinds) if self._program.prefused else 1,
             shift=_shift(op),
         )
 

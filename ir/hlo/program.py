@@ -101,9 +101,10 @@ class _Reader:
         return Function(name, block, tuple(arguments))
 
     def _computation(self, name: str) -> Computation:
-        found = self._module.computations.get(name.lstrip("%"))
+        name = name.lstrip("%")
+        found = self._module.computations.get(name)
         if found is None:
-            raise InputError(f"{self._source} has no computation {name}, which it calls", "is the text cut off?")
+            raise InputError(f"{self._source} has no computation %{name}, which it calls", "is the text cut off?")
         return found
 
     # Values and ops.
