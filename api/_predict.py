@@ -140,8 +140,8 @@ class Session:
         self.options = options
         self.catalogue = catalogue or Catalogue()
         self._workloads: dict[str, Workload] = {}
-        self._programs: dict[str, Program] = {}
-        self._lowered: dict[tuple[str, Arithmetic], DeviceProgram] = {}
+        self._programs: dict[tuple[str, str], Program] = {}
+        self._lowered: dict[tuple[str, Target], DeviceProgram] = {}
         self._scheduled: dict[tuple[int, tuple[str, ...]], tuple[DeviceProgram, DeviceProgram]] = {}
         self._traces: TracePrograms | None = None
         self._measured: MeasuredInput | None = None
@@ -193,13 +193,16 @@ class Session:
         return self._measured
 
     def program(self, platform: str) -> Program:
-        """The program of one device: that of the workload's first module, partitioned where it is a whole mesh's."""
+        """The program of one device: that of the workload's first module, partitioned where it is a whole mesh's.
+
+        `platform`: whose compiler partitions it.
+        """
         workload = self.workload(platform)
-        key = workload.platform
+        key = (workload.platform, platform)
         if key not in self._programs:
             data, program = self._whole(workload)
             if program.stage.is_global and program.num_partitions > 1:
-                program = partition(data, workload.source or "program")
+                program = partition(data, workload.source or "program", platform=platform)
             self._programs[key] = program
         return self._programs[key]
 
@@ -225,7 +228,7 @@ class Session:
         platform = platform_of(device)
         workload = self.workload(platform)
         target = Target(platform, arithmetic_of(device), combine=workload.launches is None)
-        key = (workload.platform, target.arithmetic)
+        key = (workload.platform, target)
         if key not in self._lowered:
             lowered = self._lower(workload, target)
             platform = workload.platform or lowered.platform

@@ -86,7 +86,7 @@ def absent_devices() -> Generator[None]:
 
 @contextlib.contextmanager
 def _set(owner: Any, **values: Any) -> Generator[None]:
-    before = {name: vars(owner)[name] for name in values}
+    before: dict[str, Any] = {name: vars(owner)[name] for name in values}
     for name, value in values.items():
         setattr(owner, name, value)
     try:

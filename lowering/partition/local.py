@@ -45,10 +45,14 @@ _NETWORK = frozenset(
 
 
 class Localiser:
-    """Rewrites the entry of one program; `notes` collects what the rules assumed."""
+    """Rewrites the entry of one program; `notes` collects what the rules assumed.
 
-    def __init__(self, program: Program) -> None:
+    `scatter`: whether sums of which each device keeps its part become reduce-scatters.
+    """
+
+    def __init__(self, program: Program, *, scatter: bool = True) -> None:
         self._program = program
+        self._scatter = scatter
         self._layout = Layout(program.meshes)
         self._builder = Builder(_first_free(program))
         self._notes: dict[str, int] = {}
@@ -171,6 +175,7 @@ class Localiser:
             self._producers.get,
             self._shardings.__getitem__,
             lambda value: self._names.get(value, value),
+            self._scatter,
         )
 
     def _operands(self, op: Op) -> tuple[int, ...]:

@@ -18,9 +18,24 @@ def all_gather(site: Site) -> list[Op]:
 
 
 def reduce_scatter(site: Site) -> list[Op]:
-    """One reduce-scatter a dimension."""
+    """One reduce-scatter a dimension, or one sum and a slice where the target's compiler leaves it at that."""
     scattered: Sequence[tuple[Axis, ...]] = site.op.attrs["reduce_scatter_axes"]
+    if not site.scatter:
+        return _summed_and_cut(site, [axis for axes in scattered for axis in axes])
     return _by_dimension(site, scattered, "reduce_scatter", "scatter_dimension", grow=False, reduce_op=reduction(site))
+
+
+def _summed_and_cut(site: Site, axes: Sequence[Axis]) -> list[Op]:
+    """The whole sum on every device, of which each keeps its part."""
+    kind, ops, value = site.local[0], list[Op](), site.operands[0]
+    for part in _by_reduced_dimension(site, axes):
+        groups = site.layout.groups(mesh_of(site), part)
+        ops.append(
+            site.builder.collective("all_reduce", value, kind, kind, groups, site.op.location, None, reduction(site))
+        )
+        value = ops[-1].result
+    own = site.layout.groups(mesh_of(site), axes)
+    return [*ops, slice_op(site, value, kind, site.result_local[0], own_part=own)]
 
 
 def _by_dimension(

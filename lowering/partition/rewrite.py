@@ -1,7 +1,8 @@
 """Rewrites of a partitioned block that compilers make too: shared reshards, and sums that are scattered at once."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from stablecast.ir.groups import Groups
@@ -42,14 +43,15 @@ def _share(block: Block, names: dict[int, int], kinds: frozenset[str]) -> Block:
 _CONTROL = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
 
 
-def to_reduce_scatter(block: Block, layout: Layout | None = None) -> Block:
+def to_reduce_scatter(block: Block, layout: Layout | None = None, *, scatter: bool = True) -> Block:
     """`block` with every all-reduce of which each device only keeps its own part made a reduce-scatter.
 
     The part is what a slice of the result's only use leaves: one over the size of the group, along one dimension. With
     a `layout`, a part along some of the axes makes a reduce-scatter over these and an all-reduce of what is left over
-    the others.
+    the others. Without `scatter` only the latter are taken apart, and sums stay whole.
     """
-    return _Scatter(_uses(block), layout).block(block)
+    numbers = count(1 + max((value for op in block.walk() for value in op.results), default=0))
+    return _Scatter(_uses(block), layout, scatter, numbers).block(block)
 
 
 def _uses(block: Block) -> dict[int, list[Op | None]]:
@@ -72,6 +74,8 @@ def _uses(block: Block) -> dict[int, list[Op | None]]:
 class _Scatter:
     uses: Mapping[int, list[Op | None]]
     layout: Layout | None
+    scatter: bool
+    numbers: Iterator[int]
 
     def block(self, block: Block) -> Block:
         dropped: set[int] = set()
@@ -115,27 +119,36 @@ class _Scatter:
             attrs={**op.attrs, "replica_groups": over, "scatter_dimension": cut[0]},
             signature=-1,
         )
-        return [scattered] if over == groups else self._and_the_rest(op, scattered, groups, over)
+        if over != groups:
+            return self._and_the_rest(op, last, scattered, groups, over)
+        return [scattered] if self.scatter else None
 
-    def _and_the_rest(self, op: Op, scattered: Op, groups: Groups, over: Groups) -> list[Op] | None:
+    def _and_the_rest(self, op: Op, last: Op, scattered: Op, groups: Groups, over: Groups) -> list[Op] | None:
         if self.layout is None or groups.mesh != over.mesh or not set(over.axes) < set(groups.axes):
             return None
         known = {axis for axis, _ in self.layout.mesh(groups.mesh).axes}
-        if not known.issuperset(groups.axes):
+        if not known.issuperset(groups.axes) or (not self.scatter and last.operands != op.results):
             return None
         rest = self.layout.groups(groups.mesh, [Axis(axis) for axis in groups.axes if axis not in over.axes])
-        part = replace(scattered, results=op.results)
         kinds = scattered.result_types
+        if self.scatter:
+            first = [replace(scattered, results=op.results)]
+        else:
+            whole = replace(op, attrs={**op.attrs, "replica_groups": over}, signature=-1)
+            first = [whole, replace(last, operands=op.results, operand_types=op.result_types, results=self.fresh())]
         summed = replace(
             op,
-            operands=op.results,
+            operands=first[-1].results,
             results=scattered.results,
             operand_types=kinds,
             result_types=kinds,
             attrs={**op.attrs, "replica_groups": rest},
             signature=-1,
         )
-        return [part, summed]
+        return [*first, summed]
+
+    def fresh(self) -> tuple[int, ...]:
+        return (next(self.numbers),)
 
     def _only_use(self, op: Op) -> Op | None:
         users = self.uses.get(op.results[0], [])
@@ -166,6 +179,11 @@ def drop_dead(block: Block) -> Block:
             needed.update(_reads(region))
         kept.append(op)
     return Block(block.args, block.arg_types, tuple(reversed(kept)), block.returns)
+
+
+def count_ops(block: Block, name: str) -> int:
+    """Ops called `name` in `block` and in its regions."""
+    return sum(op.name == name for op in block.walk())
 
 
 _EFFECTS = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv"})

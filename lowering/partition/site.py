@@ -15,7 +15,8 @@ class Site:
 
     `op`: as in the global program. `operands`: value ids in the local program. `local`, `shardings`: of each operand;
     `result_local`, `result_shardings`: of each result. `note` records what a rule assumed.
-    `producer`, `sharding_of`: of a value of the global program; `emitted`: its id in the local one.
+    `producer`, `sharding_of`: of a value of the global program; `emitted`: its id in the local one. `scatter`: whether
+    sums of which each device keeps its part become reduce-scatters.
     """
 
     op: Op
@@ -30,6 +31,7 @@ class Site:
     producer: Callable[[int], Op | None]
     sharding_of: Callable[[int], Sharding]
     emitted: Callable[[int], int]
+    scatter: bool = True
 
     def parts(self, operand: int, dim: int) -> int:
         """Number of parts of dimension `dim` of an operand."""

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -80,6 +81,24 @@ def test_fresh_family_sends_and_multiplies_what_xla_does(families: ModuleType, f
     program = _partitioned(families, name, family)
     _compare(program, name, family)
     assert lower(program, Target("tpu")).complete
+
+
+def _sums(lines: Any) -> dict[tuple[str, str], tuple[int, int]]:
+    kinds = ("all_reduce", "reduce_scatter")
+    return {
+        (line["kind"], line["axes"]): (line["count"], line["operand_bytes"]) for line in lines if line["kind"] in kinds
+    }
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *FRESH])
+def test_sums_for_a_cpu_are_as_xla_leaves_them(families: ModuleType, fresh: ModuleType, name: str) -> None:
+    """As counted, before any rewrite: whole sums, of which devices keep their part."""
+    family = families.FAMILIES.get(name) or fresh.FRESH[name]
+    mesh = AbstractMesh(tuple(family.mesh.values()), tuple(family.mesh))
+    data = mlir.write_bytecode(families.lowered(name, family, mesh).compiler_ir("stablehlo"))
+    counts = tally(partition(data, name, platform="cpu"), [Mesh("logical", tuple(family.mesh.items()))])
+    golden = json.loads((GOLDEN / f"{name}.json").read_text())["raw"]["collectives"]
+    assert _sums(map(asdict, counts.traffic)) == _sums(golden)
 
 
 @pytest.mark.parametrize("name", FRESH_KNOWN_TO_DIFFER)

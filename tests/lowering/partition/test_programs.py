@@ -15,7 +15,7 @@ from stablecast.ir.attributes import Shift
 from stablecast.ir.program import Op, Program, Stage
 from stablecast.lowering.device import Target, lower
 from stablecast.lowering.partition import partition, start_worker
-from stablecast.lowering.partition.program import ORDER_NOTE
+from stablecast.lowering.partition.program import ORDER_NOTE, SCATTER_NOTE
 from stablecast.lowering.partition.ragged import RAGGED_NOTE
 from stablecast.lowering.partition.tally import tally
 
@@ -255,6 +255,40 @@ def test_part_of_a_sum_is_scattered_and_the_rest_reduced(on: Callable[..., Any])
     found = traffic(partition(mesh.module(step, *args)))
     assert found[("reduce_scatter", "fsdp")] == (1, 64 * 32 * 4)
     assert found[("all_reduce", "data")] == (1, 16 * 32 * 4)
+
+
+def test_what_becomes_of_sums_of_which_a_part_is_kept(on: Callable[..., Any]) -> None:
+    """FSDP by the target's compiler: reduce-scatters, with a note where they are a model; XLA for CPU leaves the sum."""
+    mesh = on(d=4)
+
+    def step(w: Array, x: Array) -> Array:
+        return w - jax.grad(lambda w: jnp.sum(jnp.square(mesh_rows(mesh, x @ w))))(w)
+
+    data = mesh.module(step, mesh.shape(64, 32, axes=("d",)), mesh.shape(128, 64, axes=("d",)))
+    found = {platform: partition(data, platform=platform) for platform in ("cuda", "rocm", "tpu", "cpu")}
+    whole = 64 * 32 * 4
+    for platform in ("cuda", "rocm", "tpu"):
+        assert traffic(found[platform])[("reduce_scatter", "d")] == (1, whole)
+        assert ("all_reduce", "d") not in traffic(found[platform])
+    assert traffic(found["cpu"])[("all_reduce", "d")] == (1, whole)
+    assert ("reduce_scatter", "d") not in traffic(found["cpu"])
+    assert [platform for platform, made in found.items() if any(SCATTER_NOTE in note for note in made.notes)] == ["tpu"]
+    assert len({str(made.main.result_types) for made in found.values()}) == 1
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_a_reduce_scatter_that_the_program_wrote_stays(on: Callable[..., Any], platform: str) -> None:
+    mesh = on(d=4)
+    mapped = jax.shard_map(
+        lambda x: lax.psum_scatter(x, "d", tiled=True), mesh=mesh.mesh, in_specs=P(), out_specs=P("d"), check_vma=False
+    )
+    program = partition(mesh.module(mapped, mesh.shape(8, 16)), platform=platform)
+    assert traffic(program) == {("reduce_scatter", "d"): (1, 8 * 16 * 4)}
+    assert program.notes == ()
+
+
+def mesh_rows(mesh: Any, x: Array) -> Array:
+    return lax.with_sharding_constraint(x, mesh.sharding("d", None))
 
 
 def test_waiting_worker_is_used_once(on: Callable[..., Any]) -> None:
