@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Confidence = Literal["high", "medium", "low", "user"]
 DeviceKind = Literal["gpu", "tpu", "cpu"]
-DimKind = Literal["switch", "fully_connected", "ring", "torus", "pcie_tree"]
+DimKind = Literal["switch", "fully_connected", "ring", "torus", "pcie_tree", "fat_tree"]
 
 RECALL: Final = "recall"
 ASSUMPTION: Final = "assumption"
@@ -226,7 +226,7 @@ class NetworkDim:
     """One level or axis of a network; devices that differ only in this coordinate talk over it.
 
     name: "nvlink", "pcie", "x", ... kind: "switch" (any pair at full rate), "fully_connected" (a link between each
-    pair), "ring", "torus" (one axis of a torus, itself a ring), "pcie_tree".
+    pair), "ring", "torus" (one axis of a torus, itself a ring), "pcie_tree", "fat_tree" (a tier of switches).
     size: devices along this dimension.
     bytes_per_s: all links of one device in this dimension together, one way. An axis without its wrap-around link,
       or of two devices, counts one link; a wrapped axis two.
@@ -236,6 +236,8 @@ class NetworkDim:
     latency_s: cost of one step (hop) of an algorithm. base_latency_s: fixed cost of one collective.
     pair_bytes_per_s: the rate between one pair, where that is less than `bytes_per_s`.
     wrapped: whether a ring or torus axis is closed. link: the physical link, where published.
+    library: the measured communication library that runs here ("nccl", "rccl"), "" where none was measured.
+    in_network: whether the switches add up and multicast (NVLS, SHARP).
     """
 
     name: str
@@ -249,6 +251,8 @@ class NetworkDim:
     pair_bytes_per_s: Quantity | None = None
     wrapped: bool = True
     link: Link | None = None
+    library: str = ""
+    in_network: bool = False
 
     def efficiency_for(self, kind: str) -> Quantity:
         """Share of the link rate that large messages of collective `kind` reach; the common value if not measured."""

@@ -25,16 +25,14 @@ import numpy as np
 
 from stablecast.backends import kernel_specs as specs
 from stablecast.backends.analytical.constants import CONSTANTS_FILE, read_constants
-from stablecast.backends.analytical.fitting import SEED, Fit, Measured, Messages, fit_protocol, protocol_names
+from stablecast.backends.analytical.fitting import SEED, Fit, Measured
 from stablecast.backends.catalogue import Catalogue
-from stablecast.backends.collectives import COLLECTIVE_CONSTANTS_FILE, CollectiveModel
 from stablecast.backends.device import Device
 from stablecast.ir.kernels import KernelRow, KernelTable
 
 ROOT: Final = Path(__file__).parent.parent
 START_FILE: Final = ROOT / "backends" / "models" / "analytical_start.yaml"
 REPORT_ROWS: Final = 12000
-SMALLEST_MESSAGE: Final = 1024
 
 _SXM: Final = {"a100": "a100-sxm-80gb", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm"}
 _NEUSIGHT: Final = {
@@ -478,68 +476,6 @@ def error_table(fit: Fit, datas: Sequence[Measured]) -> str:
     return "\n".join(lines)
 
 
-def read_messages(folder: Path) -> list[Messages]:
-    """NCCL series (one node, half precision) and XLA's series over all 8 devices of a node."""
-    tables, found = Tables(folder), dict[tuple[str, str, int, str], list[tuple[float, float]]]()
-    for name, device in (*_SXM.items(), ("gb200", "gb200")):
-        path = f"aiconfigurator/nccl_{name}_sxm.csv.gz" if name in _SXM else f"aiconfigurator/nccl_{name}.csv.gz"
-        for r in tables.read(path):
-            if r["dtype"] == "half" and r.number("bytes") >= SMALLEST_MESSAGE:
-                kind = "all_to_all" if r["collective"] == "alltoall" else r["collective"]
-                key = ("aiconfigurator nccl", device, int(r["num_gpus"]), kind)
-                found.setdefault(key, []).append((r.number("bytes"), r.number("latency_us") * 1e-6))
-    for r in tables.read("xla_perf_tables/collectives.csv.gz"):
-        kind, ring = r["opcode"].replace("-", "_"), r["permute_pairs"].startswith("0>1;1>2")
-        whole = r.number("num_groups") == 1 or (kind == "collective_permute" and ring)
-        if r["device_key"] in _XLA and whole and r.number("latency_us") > 0:
-            key = ("xla collectives", _XLA[r["device_key"]], 8, kind)
-            found.setdefault(key, []).append((r.number("tensor_bytes"), r.number("latency_us") * 1e-6))
-    return [
-        Messages(
-            table, device, ranks, kind, nbytes, seconds, CollectiveModel(tables.catalogue.resolve(f"{device}:{ranks}"))
-        )
-        for (table, device, ranks, kind), points in found.items()
-        for nbytes, seconds in [np.array(sorted(points)).T]
-    ]
-
-
-def fit_collectives(folder: Path, path: Path) -> str:
-    """Fits the protocols of each vendor, writes them, and gives the table of errors."""
-    start = read_constants(path.with_name("analytical_start_collectives.yaml"))
-    series = read_messages(folder)
-    lines = ["# Written by benchmarks/fit_analytical.py; change that script or its tables, not this file."]
-    rows = ["| table | device | ranks | collective | rows | median | p90 | bias |", "|---|---|---|---|---|---|---|---|"]
-    for vendor, section in start.items():
-        values = {name: constant.value for name, constant in section.constants.items()}
-        sources = {name: constant.source for name, constant in section.constants.items()}
-        own = [data for data in series if data.model.system.device.vendor == vendor]
-        for suffix in ("all_reduce", "all_to_all", "collective_permute", "other"):
-            chosen = [d for d in own if (d.kind if f"start.{d.kind}" in values else "other") == suffix]
-            if chosen:
-                fit_protocol(values, suffix, chosen)
-                errors = np.concatenate([np.abs(d.ratios(values) - 1.0) for d in chosen])
-                text = f"fitted: {', '.join(sorted({d.table for d in chosen}))}; {len(errors)} rows, "
-                text += f"median |err| {np.median(errors):.1%}"
-                names = protocol_names(suffix)
-                sources |= dict.fromkeys(names, text)
-        if own:
-            quantiles = np.quantile(np.concatenate([1.0 / d.ratios(values) for d in own]), (0.1, 0.9))
-            values |= {"low.fitted": float(quantiles[0]), "high.fitted": float(quantiles[1])}
-            text = "10th and 90th percentile of measured / predicted"
-            sources |= dict.fromkeys(("low.fitted", "high.fitted"), text)
-        lines.append(f"{vendor}:")
-        lines += [f'  {name}: {{value: {value:.4g}, source: "{sources[name]}"}}' for name, value in values.items()]
-        for d in own:
-            ratios = d.ratios(values)
-            errors = np.abs(ratios - 1.0)
-            rows.append(
-                f"| {d.table} | {d.device} | {d.ranks} | {d.kind} | {len(ratios)} | {np.median(errors):.1%} | "
-                f"{np.quantile(errors, 0.9):.1%} | {np.median(ratios):.2f} |"
-            )
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return "\n".join(rows)
-
-
 def main() -> int:
     """Fit, write, report."""
     parser = argparse.ArgumentParser(description="fit the constants of the analytical backend")
@@ -557,7 +493,7 @@ def main() -> int:
         if not data.stage:
             fit.descend([data], [])
     write_constants(fit, options.out, initial)
-    table = error_table(fit, datas) + "\n\n" + fit_collectives(options.data, COLLECTIVE_CONSTANTS_FILE)
+    table = error_table(fit, datas)
     print(table)
     if options.docs.exists():
         text = options.docs.read_text(encoding="utf-8")

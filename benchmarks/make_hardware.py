@@ -122,7 +122,7 @@ SYSTEMS: Final = {
     "tpu-v7x": "ici-v7x",
 }
 _SECTIONS: Final = (
-    ("what it is", ("vendor", "arch", "form_factor", "jax_devices_per_chip", "dies")),
+    ("what it is", ("vendor", "arch", "form_factor", "jax_devices_per_chip", "dies", "dies_per_device")),
     ("dense peaks; a multiply-add counts two", ("peak.",)),
     ("peaks with structured 2:4 sparsity", ("peak_sparse.",)),
     ("memory", ("mem_", "l2", "l3", "cmem")),
@@ -138,6 +138,8 @@ NOTES: Final = {
 }
 # facts that do not close against others (sparse = 2 x dense); their notes say why
 EXCEPTIONS: Final = {"b300-sxm": ("sparse_peaks.fp4.matrix",), "gb300": ("sparse_peaks.fp4.matrix",)}
+TWO_DIES: Final = ("b200-sxm", "gb200", "b300-sxm", "gb300")
+_DIES_NOTE: Final = "both dies show as one device; flags and data of a collective cross between them"
 _ALU_NOTE: Final = "ALUs of a vector lane, one operation a cycle each; sets the f32 vector rate, which nobody prints"
 
 
@@ -175,6 +177,9 @@ def added_rows(name: str, rows: dict[str, Row]) -> list[Row]:
         )
         if "TWO devices" not in arch.note:
             raise SystemExit(f"{name}: arch no longer says that each die is a device")
+    if name in TWO_DIES:
+        arch = rows["arch"]
+        found.append(Row("dies_per_device", "2", "die", arch.source, arch.source_2, arch.confidence, _DIES_NOTE))
     if "vpu_lanes" in rows:
         alus = "2" if name == "tpu-v3" else "4"
         found.append(Row("vpu_alus_per_lane", alus, "ALU", "recall", "", "low", _ALU_NOTE))

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 _MODES = ("calibrated", "astra-sim")
 _BACKENDS = ("congestion_unaware", "congestion_aware")
-_KINDS = {"broadcast": "collective_broadcast", "permute": "collective_permute"}
+_KINDS = {"broadcast": "collective_broadcast", "permute": "collective_permute"} | dict.fromkeys(
+    ("send", "recv", "receive", "send_recv"), "collective_permute"
+)
 
 NetworkFile = Annotated[
     Path | None,
@@ -64,7 +66,10 @@ def _flags(text: str) -> list[bool] | None:
 @app.command()
 def collective(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, ...")
+        str,
+        typer.Argument(
+            metavar="KIND", help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, permute, send, recv."
+        ),
     ] = "",
     nbytes: Annotated[
         int | None,
@@ -81,6 +86,10 @@ def collective(
     mode: Annotated[str, typer.Option("--mode", help="calibrated (with --on), or astra-sim.")] = "",
     on: On = "",
     ranks: Annotated[int | None, typer.Option("--ranks", help="Devices of --on that take part.")] = None,
+    algorithm: Annotated[
+        str,
+        typer.Option("--algorithm", help="ring, direct, halving-doubling, double-binary-tree, in-network (nvls), ..."),
+    ] = "auto",
     table: Annotated[Path | None, typer.Option("--table", help="CSV with a row a collective (astra-sim).")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where the table goes; standard output if left out.")
@@ -106,7 +115,7 @@ def collective(
         answer = collective_cycles(kind, nbytes, net, sys, _groups(group_file), _flags(involved_dim), _backend(backend))
         _say_cycles(answer, json)
     else:
-        _calibrated(kind, nbytes, on, ranks, json)
+        _calibrated(kind, nbytes, on, ranks, algorithm, json)
 
 
 def _table(table: Path, mode: str, output: Path | None) -> None:
@@ -145,7 +154,7 @@ def _sized(on: str, ranks: int | None) -> str:
     return f"{name}:{count}"
 
 
-def _calibrated(kind: str, nbytes: int, on: str, ranks: int | None, json: bool) -> None:
+def _calibrated(kind: str, nbytes: int, on: str, ranks: int | None, algorithm: str, json: bool) -> None:
     import numpy as np
 
     from stablecast.backends.catalogue import Catalogue, split_count
@@ -157,9 +166,9 @@ def _calibrated(kind: str, nbytes: int, on: str, ranks: int | None, json: bool) 
     system = Catalogue().resolve(_sized(on, ranks))
     count = ranks or split_count(on)[1] or system.count
     plain = kind.replace("-", "_").lower()
-    model = CollectiveModel(system)
-    time, low, high, algorithm = model.times(_KINDS.get(plain, plain), all_devices(count), np.array([float(nbytes)]))
-    answer = {"time_s": float(time[0]), "low_s": float(low[0]), "high_s": float(high[0]), "algorithm": algorithm}
+    model = CollectiveModel(system, algorithm.replace("_", "-").lower())
+    time, low, high, chosen = model.times(_KINDS.get(plain, plain), all_devices(count), np.array([float(nbytes)]))
+    answer = {"time_s": float(time[0]), "low_s": float(low[0]), "high_s": float(high[0]), "algorithm": chosen}
     if json:
         typer.echo(jsonlib.dumps(answer))
     else:
@@ -167,7 +176,7 @@ def _calibrated(kind: str, nbytes: int, on: str, ranks: int | None, json: bool) 
 
         shown = [units.show(float(value[0]), "s") for value in (time, low, high)]
         typer.echo(f"{plain} of {nbytes:,} bytes over {count} on {system.name}: {shown[0]} ({shown[1]} to {shown[2]})")
-        typer.echo(f"algorithm: {algorithm}")
+        typer.echo(f"algorithm: {chosen}")
 
 
 @app.command()

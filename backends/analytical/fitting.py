@@ -5,7 +5,7 @@ cost of its own, since some hold the host's.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -13,10 +13,8 @@ import numpy as np
 from stablecast.backends.analytical import classes
 from stablecast.backends.analytical.constants import Constant, Constants, architecture_key
 from stablecast.backends.analytical.rates import matrix_rates
-from stablecast.backends.collectives import CollectiveModel
 from stablecast.backends.device import Device
 from stablecast.backends.estimates import FloatArray
-from stablecast.ir.groups import all_devices
 from stablecast.ir.kernels import KernelTable
 
 FIT_ROWS: Final = 1500
@@ -155,52 +153,3 @@ class Fit:
             if loss < best:
                 return
             data.launch_s = kept
-
-
-@dataclass
-class Messages:
-    """One measured series of a collective over growing messages. `extra_s`: what the table's timing adds."""
-
-    table: str
-    device: str
-    ranks: int
-    kind: str
-    nbytes: FloatArray
-    measured_s: FloatArray
-    model: CollectiveModel
-    extra_s: float = 0.0
-
-    def ratios(self, constants: dict[str, float]) -> FloatArray:
-        """Predicted over measured."""
-        model = replace(self.model, constants=constants)
-        time = model.times(self.kind, all_devices(self.ranks), self.nbytes)[0]
-        return (time + self.extra_s) / self.measured_s
-
-
-def protocol_names(suffix: str) -> list[str]:
-    """Constants of the protocols of one kind of collective (or of `other` ones)."""
-    names = [f"start.{suffix}", f"slowdown.{suffix}"]
-    return [*names, "permute.share", "permute.base"] if suffix == "collective_permute" else names
-
-
-def fit_protocol(values: dict[str, float], suffix: str, chosen: Sequence[Messages]) -> None:
-    """Fits the constants of one kind of collective, and what XLA's timing adds to each of its series."""
-    names = protocol_names(suffix)
-
-    def loss() -> float:
-        return float(np.mean([np.abs(np.log(data.ratios(values))).mean() for data in chosen]))
-
-    best = loss()
-    for step in STEPS:
-        for name in names:
-            best = move(values, name, step, best, 1.0 if name.startswith("slowdown") else 0.01, loss)
-        for data in chosen:
-            if data.table.startswith("xla") and suffix != "collective_permute":
-                box = {"extra": max(data.extra_s, 1e-7)}
-
-                def shifted(data: Messages = data, box: dict[str, float] = box) -> float:
-                    data.extra_s = box["extra"]
-                    return loss()
-
-                best = move(box, "extra", step, shifted(), 1e-8, shifted)
-                data.extra_s = box["extra"]

@@ -204,6 +204,9 @@ def _level_size(spec: DimFile, device: Device, left: int, where: str) -> int:
 
 def _level(spec: DimFile, device: Device, size: int, where: str) -> NetworkDim:
     rate = _resolve(spec.rate, device, where)
+    if spec.oversubscription and spec.oversubscription.value > 1:
+        ratio = spec.oversubscription.value
+        rate = rate.scaled(1 / ratio, f"oversubscribed {ratio:g}:1")
     pair = _resolve(spec.pair_rate, device, where) if spec.pair_rate else None
     if pair and spec.kind in ("fully_connected", "ring") and pair.value * (size - 1) < rate.value:
         rate = pair.scaled(size - 1, f"links to {size - 1} peer{'s' if size > 2 else ''}")
@@ -219,6 +222,9 @@ def _dim(
     spec: DimFile, name: str, size: int, rate: Quantity, pair: Quantity | None, wrapped: bool, link: Link | None
 ) -> NetworkDim:
     common, by_kind = _efficiency(spec.efficiency, size)
+    if spec.penalty:
+        kept, note = 1 - spec.penalty.value, f"less {spec.penalty.value:.0%} for flow control"
+        common, by_kind = common.scaled(kept, note), {kind: part.scaled(kept, note) for kind, part in by_kind.items()}
     return NetworkDim(
         name=name,
         kind=spec.kind,
@@ -231,6 +237,8 @@ def _dim(
         pair_bytes_per_s=pair,
         wrapped=wrapped,
         link=link,
+        library=spec.library,
+        in_network=spec.in_network,
     )
 
 

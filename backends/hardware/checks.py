@@ -110,6 +110,7 @@ def _system_faults(catalogue: "Catalogue", file: SystemFile) -> Iterator[str]:
         yield from _machine_faults(catalogue, file)
     for dim in file.dims:
         stated = {"rate": dim.rate, "size_max": dim.size_max, "pair_rate": dim.pair_rate, "latency": dim.latency}
+        stated |= {"oversubscription": dim.oversubscription, "penalty": dim.penalty}
         stated |= {"base_latency": dim.base_latency, "wraps_at_multiple_of": dim.wraps_at_multiple_of}
         for field, value in stated.items():
             if isinstance(value, Quantity):

@@ -162,6 +162,7 @@ class DeviceFile(_File):
     vpu_alus_per_lane: Count | None = None
     sparsecores: Count | None = None
     dies: Count | None = None
+    dies_per_device: Count | None = None
     smem_per_core: Bytes | None = None
     smem_per_block_max: Bytes | None = None
     lds_per_core: Bytes | None = None
@@ -239,12 +240,21 @@ def _efficiency(raw: object, info: ValidationInfo) -> object:
     return _quantity(units.COUNT, False)(cast("object", raw), info)
 
 
+def _share(raw: object, info: ValidationInfo) -> object:
+    found = _quantity(units.COUNT, True)(raw, info)
+    if found.value >= 1:
+        raise ValueError("is a share, from 0 to below 1")
+    return found
+
+
 class DimFile(_File):
     """One level of a system family, innermost first.
 
     rate: all links of one device, one way; for a torus, one link. size_max: the most devices on this level (absent:
     no limit). pair_rate: between one pair, where less. axes, shape_max, wraps_at_multiple_of, wraps_together: of a
-    torus; `wraps_together` closes axes only where every axis longer than 1 is such a multiple.
+    torus; `wraps_together` closes axes only where every axis longer than 1 is such a multiple. oversubscription: rate
+    below over rate above this tier of a fat tree. penalty: share of the rate that flow control costs (loss-less
+    Ethernet). library: the measured communication library that runs here. in_network: whether switches reduce.
     """
 
     name: str
@@ -259,6 +269,10 @@ class DimFile(_File):
     shape_max: FactRef | None = None
     wraps_at_multiple_of: Count | None = None
     wraps_together: bool = False
+    oversubscription: Count | None = None
+    penalty: Annotated[Quantity | None, BeforeValidator(_share)] = None
+    library: str = ""
+    in_network: bool = False
 
 
 class SystemFile(_File):

@@ -5,10 +5,8 @@ import pytest
 
 from stablecast.backends import kernel_specs as specs
 from stablecast.backends.analytical.constants import constants_for
-from stablecast.backends.analytical.fitting import Fit, Measured, Messages, fit_protocol, move
+from stablecast.backends.analytical.fitting import Fit, Measured, move
 from stablecast.backends.catalogue import Catalogue
-from stablecast.backends.collectives import CollectiveModel, vendor_constants
-from stablecast.ir.groups import all_devices
 from stablecast.ir.kernels import KernelTable
 
 CATALOGUE = Catalogue()
@@ -39,14 +37,3 @@ def test_fit_recovers_a_share() -> None:
     loss = fit.descend([data], [("gpu", "share.stream")], fixed_launch=True)
     assert fit.values["gpu"]["share.stream"] == pytest.approx(0.7, rel=0.02)
     assert loss < 0.02
-
-
-def test_protocols_recover_their_start() -> None:
-    model = CollectiveModel(CATALOGUE.resolve("h100-sxm:8"))
-    truth = {**vendor_constants("NVIDIA"), "start.all_reduce": 3.0}
-    sizes = np.geomspace(1e3, 1e9, 20)
-    seconds = CollectiveModel(model.system, truth).times("all_reduce", all_devices(8), sizes)[0]
-    series = Messages("table", "h100-sxm", 8, "all_reduce", sizes, seconds, model)
-    values = dict(vendor_constants("NVIDIA"))
-    fit_protocol(values, "all_reduce", [series])
-    assert values["start.all_reduce"] == pytest.approx(3.0, rel=0.05)
