@@ -153,7 +153,9 @@ def reference(device: str, points: Sequence[Point], catalogue: Catalogue, source
     curves: dict[str, dict[int, Curve]] = {}
     for (kind, size), curve in fit_curves([p for p in points if p.device == device and p.shapes]).items():
         curves.setdefault(kind, {})[size] = curve
-    return Reference(device, links(device, catalogue), source, curves)
+    dim = catalogue.resolve(f"{device}:8").network.dims[0]
+    mesh = dim.size if dim.kind == "fully_connected" else 0
+    return Reference(device, links(device, catalogue), source, curves, mesh)
 
 
 def library(name: str, references: Sequence[Reference]) -> Library:
@@ -272,6 +274,7 @@ def library_text(lib: Library, cross: str, measured: tuple[FloatArray, str], car
         lines += [f"    {r.name}:", f'      source: "{r.source}"']
         lines += [f"      bytes_per_s: {r.links.bytes_per_s:.6g}", f"      clock_hz: {r.links.clock_hz:.6g}"]
         lines += [f"      dies: {r.links.dies}", f"      in_network: {str(r.links.in_network).lower()}"]
+        lines += [f"      mesh: {r.mesh}"] if r.mesh else []
         lines.append("      times_us:")
         for kind in KINDS:
             if kind in r.curves:

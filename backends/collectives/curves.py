@@ -97,12 +97,21 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Curves of one measured device by collective and group size."""
+    """Curves of one measured device by collective and group size.
+
+    `mesh`: devices that have a link for each pair, of which a group uses those to its own members; 0 with a switch.
+    """
 
     name: str
     links: Links
     source: str
     curves: Mapping[str, Mapping[int, Curve]]
+    mesh: int = 0
+
+    def bytes_per_s(self, size: int) -> float:
+        """Rate that one device had in the measured groups of `size`."""
+        share = (min(size, self.mesh) - 1) / (self.mesh - 1) if self.mesh > 1 else 1.0
+        return self.links.bytes_per_s * share
 
     def time(self, kind: str, size: int, nbytes: FloatArray, in_network: bool = True) -> FloatArray:
         """Seconds of a group of `size`; between measured sizes in log(size), above them with the steps of a ring.
@@ -175,7 +184,7 @@ class Library:
             if kind not in reference.curves:
                 continue
             s = self.stretch(device, reference)
-            moved = nbytes * (reference.links.bytes_per_s / links.bytes_per_s / s)
+            moved = nbytes * (reference.bytes_per_s(size) / links.bytes_per_s / s)
             beyond = _LARGER_GROUP if size > max(reference.curves[kind]) else 0.0
             weight = (device.distance(reference.links) + beyond + _NEAR) ** -2
             total += weight * np.log(s * reference.time(kind, size, moved, links.in_network))
@@ -223,4 +232,4 @@ def _reference(name: str, part: Mapping[str, Any]) -> Reference:
         }
         for kind, by_size in part["times_us"].items()
     }
-    return Reference(name, links, str(part["source"]), curves)
+    return Reference(name, links, str(part["source"]), curves, int(part.get("mesh", 0)))

@@ -14,7 +14,7 @@ from stablecast.backends.collectives.curves import Curve, Library, Links, Refere
 from stablecast.backends.device import DimKind, Network, NetworkDim, Quantity, System
 from stablecast.ir.device_program import Collective
 from stablecast.ir.errors import InputError
-from stablecast.ir.groups import all_devices
+from stablecast.ir.groups import all_devices, over_axes
 
 CATALOGUE = Catalogue()
 RATE, LATENCY, BYTES = 1e9, 1e-6, 8e6
@@ -163,6 +163,7 @@ def test_shipped_curves_rise() -> None:
         ("b200-sxm:4", "reduce_scatter", 2**25, 70.6),
         ("a100-sxm-80gb:2", "all_to_all", 2**23, 56.0),
         ("gb200:72", "all_gather", 603979776, 1053.5),
+        ("mi355x:8", "all_reduce", 2**30, 4695.8),
     ],
 )
 def test_measured_devices_answer_with_their_own_curve(system: str, kind: str, nbytes: int, measured_us: float) -> None:
@@ -170,6 +171,13 @@ def test_measured_devices_answer_with_their_own_curve(system: str, kind: str, nb
     estimate = CollectiveModel(found).estimate(Collective(kind, all_devices(found.count), nbytes, nbytes))
     assert estimate.time_s * 1e6 == pytest.approx(measured_us, rel=0.05)
     assert estimate.low_s < estimate.time_s < estimate.high_s
+
+
+def test_a_pair_of_a_mesh_has_one_link() -> None:
+    # XLA's table: four pairs of eight MI355X, 1 GiB
+    pair = over_axes("m", [("a", 4), ("b", 2)], ["b"])
+    found = CollectiveModel(CATALOGUE.resolve("mi355x:8")).times("all_gather", pair, np.array([2.0**30]))[0]
+    assert found[0] * 1e6 == pytest.approx(8155.3, rel=0.02)
 
 
 def test_a_named_algorithm_keeps_its_cost_over_the_librarys_choice() -> None:

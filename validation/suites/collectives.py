@@ -63,6 +63,7 @@ def run(data: Data) -> list[Row]:
     for node, device in _VIDUR.items():
         own = [record for record in records if record["node"] == node and record["collective"] == "all_reduce"]
         inside = [record for record in own if record["num_workers"] == record["devices_per_node"]]
+        inside = _possible(data, device, inside)
         rows += _rows(
             data,
             device,
@@ -73,6 +74,24 @@ def run(data: Data) -> list[Row]:
     compass = [_compass(record) for record in data.read("llmcompass/allreduce_4xA100.csv")]
     rows += _rows(data, "a100-sxm-80gb", compass, "llmcompass", "")
     return rows
+
+
+def _possible(data: Data, device: str, records: Sequence[Record]) -> Sequence[Record]:
+    """Without all-reduces that would move more bytes than the links of the data sheet can carry."""
+    rate = data.catalogue.device(device).scaleup_bytes_per_s
+    messages = [_vidur(record) for record in records]
+    kept = [
+        record
+        for record, m in zip(records, messages, strict=True)
+        if rate is None or 2 * (m.size - 1) / m.size * m.nbytes / m.measured_s <= rate.value
+    ]
+    if len(kept) < len(records):
+        out = len(records) - len(kept)
+        data.notes.append(
+            f"vidur collectives: {out} rows on {device} are left out, faster than its links "
+            "(half the stated bytes would agree with the other tables)"
+        )
+    return kept
 
 
 def _nccl(record: Record) -> Message:
