@@ -6,7 +6,7 @@ import math
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
@@ -36,40 +36,74 @@ def capture_jax(
 
     `args`, `kwargs`: values, `ShapeDtypeStruct`s or anything with `shape` and `dtype`, in pytrees; nothing is
     allocated. `static`: names of parameters that are compile-time constants. `mesh`: axis -> size of an abstract mesh
-    that `PartitionSpec`s refer to. A function that `jax.jit` made is traced with its own settings, donation included.
+    that `PartitionSpec`s refer to; its axes are explicit where the program asks for that, and arguments on one mesh of
+    their own bring it. A function that `jax.jit` made is traced with its own settings, donation included.
     Raises `InputError` where the function or its arguments do, with the user's file and line.
     """
     if platform not in PLATFORMS:
         raise InputError(f"unknown platform '{platform}'", near_names(platform, PLATFORMS))
     mlir.check_version()
-    import jax
-
     name = source or _name_of(function)
-    abstract_mesh = jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh)) if mesh else None
-    positional = [_abstract(arg, abstract_mesh) for arg in args]
-    keywords = {
-        key: value if key in static else _abstract(value, abstract_mesh) for key, value in (kwargs or {}).items()
-    }
-    names = leaf_names(function, args, kwargs or {}, static)
-    mapped = is_pmapped(function)
+    call = _Call(function, args, kwargs or {}, tuple(static), name)
     try:
-        with absent_devices(), _over(None if mapped else abstract_mesh):
+        module, names = _lowered(call, _mesh(mesh) if mesh else None, platform)
+    except _WantsExplicitAxes:
+        if not mesh:
+            raise
+        module, names = _lowered(call, _mesh(mesh or {}, explicit=True), platform)
+    made = _workload(module, names, name, platform)
+    if mesh and is_pmapped(function):
+        _check_mapped(made, mesh, name)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    static: tuple[str, ...]
+    name: str
+
+
+class _WantsExplicitAxes(InputError):
+    """The program is written for a mesh with explicit axes, and was traced on one without."""
+
+
+def _lowered(call: _Call, mesh: Any, platform: str) -> tuple[Any, list[str]]:
+    """The module of a call, its `PartitionSpec`s over `mesh`, and the names of its array arguments."""
+    labels = _positional_names(call.function, len(call.args))
+    positional = [_abstract(arg, mesh, label) for arg, label in zip(call.args, labels, strict=True)]
+    static, named = call.static, call.kwargs.items()
+    keywords = {key: value if key in static else _abstract(value, mesh, key) for key, value in named}
+    names = leaf_names(call.function, call.args, call.kwargs, static)
+    mapped = is_pmapped(call.function)
+    around = None if mapped else _own_mesh([positional, keywords]) or mesh
+    try:
+        with absent_devices(), over_mesh(around):
             if mapped:
-                found = pmapped(function, positional, keywords)
-                names = leaf_names(function, args, kwargs or {}, static, found.static)
-                _check_lengths(found.lengths, names, name)
+                found = pmapped(call.function, positional, keywords)
+                names = leaf_names(call.function, call.args, call.kwargs, static, found.static)
+                _check_lengths(found.lengths, names, call.name)
                 traced = found.jitted.trace(*found.arrays)
             else:
-                traced = _jitted(function, static).trace(*positional, **keywords)
-            module = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
+                traced = _jitted(call.function, static).trace(*positional, **keywords)
+            return traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo"), names
     except StablecastError:
         raise
     except Exception as error:
-        raise _not_traced(error, name, names, [positional, keywords]) from None
-    made = _workload(module, names, name, platform)
-    if mapped and mesh:
-        _check_mapped(made, mesh, name)
-    return made
+        raise _not_traced(error, call.name, names, [positional, keywords]) from None
+
+
+def _own_mesh(trees: Any) -> Any:
+    """The abstract mesh that arguments are on, where it is one."""
+    import jax
+
+    leaves: list[Any] = jax.tree.leaves(trees)
+    held = [sharding_of(leaf) for leaf in leaves]
+    meshes = {sharding.mesh: None for sharding in held if isinstance(sharding, jax.sharding.NamedSharding)}
+    found = [mesh for mesh in meshes if isinstance(mesh, jax.sharding.AbstractMesh)]
+    return found[0] if len(meshes) == len(found) == 1 else None
 
 
 def _jitted(function: Callable[..., Any], static: Sequence[str]) -> Any:
@@ -82,8 +116,11 @@ def _not_traced(error: Exception, name: str, names: Sequence[str], trees: Any) -
     uneven = _uneven(names, trees)
     if uneven:
         return InputError(f"{name}: {uneven}", "choose a mesh whose axes divide the sharded dimensions")
-    hint = "name the axes of --mesh as the program does" if "not found in mesh" in str(error) else ""
-    return InputError(f"{name} cannot be traced: {describe_exception(error)}", hint)
+    text = str(error)
+    hint = "name the axes of --mesh as the program does" if "not found in mesh" in text else ""
+    wants_explicit = "axis names that are of type Auto" in text
+    kind = _WantsExplicitAxes if wants_explicit else InputError
+    return kind(f"{name} cannot be traced: {describe_exception(error)}", hint)
 
 
 def _check_lengths(lengths: Sequence[int | None], names: Sequence[str], name: str) -> None:
@@ -108,10 +145,20 @@ def _check_mapped(made: Workload, mesh: Mapping[str, int], name: str) -> None:
     )
 
 
-def _over(mesh: Any) -> contextlib.AbstractContextManager[Any]:
+def over_mesh(mesh: Any) -> contextlib.AbstractContextManager[Any]:
+    """Under an abstract mesh, given as such or as axis -> size, if there is one: `PartitionSpec`s then refer to it."""
     import jax
 
-    return jax.sharding.use_abstract_mesh(mesh) if mesh else contextlib.nullcontext()
+    if not mesh:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh if isinstance(mesh, jax.sharding.AbstractMesh) else _mesh(mesh))
+
+
+def _mesh(axes: Mapping[str, int], *, explicit: bool = False) -> Any:
+    from jax.sharding import AbstractMesh, AxisType
+
+    kind = AxisType.Explicit if explicit else AxisType.Auto
+    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(kind,) * len(axes))
 
 
 def _workload(module: Any, names: Sequence[str], name: str, platform: str) -> Workload:
@@ -175,26 +222,46 @@ def _positional_names(function: Callable[..., Any], count: int) -> list[str]:
     return names + [f"{rest}[{index}]" for index in range(count - len(names))]
 
 
-def _abstract(tree: Any, mesh: Any) -> Any:
-    """`tree` with every array replaced by its shape, dtype and (if several devices hold it) sharding."""
+def _abstract(tree: Any, mesh: Any, label: str) -> Any:
+    """`tree`, argument `label`, its arrays replaced by shape, dtype and (if several devices hold them) sharding.
+
+    Raises `InputError` for a `PartitionSpec` that `mesh` has no axes for.
+    """
     import jax
 
-    def leaf(value: Any) -> Any:
+    def leaf(path: Any, value: Any) -> Any:
         if not (hasattr(value, "shape") and hasattr(value, "dtype")):
             return value
         sharding = sharding_of(value)
         if isinstance(sharding, jax.sharding.PartitionSpec):
-            if mesh is None:
-                raise InputError(
-                    f"an argument is sharded by {sharding}, but there is no mesh", "give --mesh data=8,model=4"
-                )
-            sharding = jax.sharding.NamedSharding(mesh, sharding)
+            sharding = _on_mesh(sharding, mesh, label + jax.tree_util.keystr(path))
         if not isinstance(sharding, jax.sharding.NamedSharding):
             sharding = None
         weak = bool(getattr(value, "weak_type", False))
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding, weak_type=weak)
 
-    return jax.tree.map(leaf, tree)
+    mapped = cast("Callable[[Any, Any], Any]", jax.tree_util.tree_map_with_path)
+    return mapped(leaf, tree)
+
+
+def _on_mesh(spec: Any, mesh: Any, label: str) -> Any:
+    import jax
+
+    if mesh is None:
+        raise InputError(
+            f"argument {label} is sharded by {spec}, but there is no mesh", "give --mesh data=8,model=4, or mesh={...}"
+        )
+    try:
+        return jax.sharding.NamedSharding(mesh, spec)
+    except Exception:
+        entries: list[Any] = [entry for entry in spec if entry]
+        axes = [axis for entry in entries for axis in (cast("Any", entry) if isinstance(entry, tuple) else (entry,))]
+        missing = [axis for axis in axes if axis not in mesh.axis_names]
+        has = ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+        why = f"axis '{missing[0]}', which the mesh ({has}) does not have" if missing else "an axis twice"
+        raise InputError(
+            f"argument {label} is sharded by {spec}: it names {why}", "name the axes of the mesh as the program does"
+        ) from None
 
 
 def sharding_of(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from stablecast.frontends.annotations import Annotation, annotation_of, recording
 from stablecast.frontends.arguments import ArgumentOptions, ArraySpec, call_factory, parse_arrays
-from stablecast.frontends.jax_program import capture_jax, describe_exception, sharding_of
+from stablecast.frontends.jax_program import capture_jax, describe_exception, over_mesh, sharding_of
 from stablecast.frontends.registry import Request
 from stablecast.ir.errors import InputError, StablecastError, near_names
 from stablecast.ir.workload import Workload
@@ -153,19 +153,23 @@ def from_annotation(
 ) -> bool:
     """Puts the arguments that `annotation` of `name` gives into `call`; whether a factory made them.
 
-    `settings`, and the axes of `mesh` that are among a factory's parameters, are passed to it.
+    `settings`, and the axes of `mesh` that are among a factory's parameters, are passed to it. One that raises is run
+    once more under an abstract mesh of the other axes.
     """
     used = False
     if callable(annotation.args):
-        given = {**settings, **_axes_of(annotation.args, settings, mesh, call)}
-        _take(call_factory(annotation.args, given, f"the argument factory of {name}"), call)
+        own = _axes_of(annotation.args, settings, mesh, call)
+        factory, what = annotation.args, f"the argument factory of {name}"
+        _take(_made(lambda: call_factory(factory, {**settings, **own}, what), mesh, own), call)
         used = True
     elif annotation.args is not None:
         _take(annotation.args, call)
     if callable(annotation.kwargs):
-        own = inspect.signature(annotation.kwargs).parameters
-        given = {**settings, **_axes_of(annotation.kwargs, settings, mesh, call)}
-        call.kwargs.update(annotation.kwargs(**{key: value for key, value in given.items() if key in own}))
+        parameters = inspect.signature(annotation.kwargs).parameters
+        own = _axes_of(annotation.kwargs, settings, mesh, call)
+        given = {key: value for key, value in {**settings, **own}.items() if key in parameters}
+        more = annotation.kwargs
+        call.kwargs.update(_made(lambda: more(**given), mesh, own))
         used = True
     elif annotation.kwargs is not None:
         call.kwargs.update(annotation.kwargs)
@@ -180,9 +184,25 @@ def _from_factory(text: str, settings: dict[str, Any], mesh: Mapping[str, int], 
     call.args.clear()
     call.kwargs.clear()
     call.taken.clear()
-    given = {**settings, **_axes_of(factory, settings, mesh, call)}
-    _take(call_factory(factory, given, f"{path}:{name}"), call)
+    own = _axes_of(factory, settings, mesh, call)
+    _take(_made(lambda: call_factory(factory, {**settings, **own}, f"{path}:{name}"), mesh, own), call)
     return True
+
+
+def _made(make: Callable[[], Any], mesh: Mapping[str, int], taken: Mapping[str, int]) -> Any:
+    """What `make` returns: as it stands or, where it raises, under an abstract mesh of the axes that are not `taken`.
+
+    Models that carry shardings as metadata can often be made under a mesh only, others without one only.
+    """
+    rest = {axis: size for axis, size in mesh.items() if axis not in taken}
+    try:
+        return make()
+    except Exception as error:
+        if isinstance(error, StablecastError) or not rest:
+            raise
+        with over_mesh(rest), contextlib.suppress(Exception):
+            return make()
+        raise
 
 
 def _axes_of(
