@@ -29,12 +29,15 @@ from stablecast.ir.reader import bind_dimensions, dynamic_dimensions, read
 from stablecast.ir.reader.dynamic import unbound
 from stablecast.ir.workload import Workload
 from stablecast.lowering import program_cache
-from stablecast.lowering.device import Target, lower
+from stablecast.lowering.device import lower
+from stablecast.lowering.execution.models import exec_model, uses_flash
 from stablecast.lowering.partition import partition
 from stablecast.lowering.partition.stages import stage_note
 from stablecast.lowering.passes import default_passes, run_passes
 from stablecast.lowering.products import PLAIN_ARITHMETIC, TF32_ARITHMETIC, TPU_ARITHMETIC, Arithmetic
+from stablecast.lowering.target import Target
 
+AUTO = "auto"
 CACHE_FROM_BYTES = 65536
 """Modules smaller than this are lowered again rather than kept."""
 _VENDOR_PLATFORM = {"NVIDIA": "cuda", "AMD": "rocm"}
@@ -65,12 +68,13 @@ class Options:
     """What the user may choose besides input and system.
 
     `cache`: whether lowered programs are kept on disk. `platform`: what scripts are lowered for, empty: what the device
-    needs. `backend`: as `--backend`. `exec`: `auto`
-    or `xla`. `mesh`: axis -> size for scripts. `arguments`: how scripts get theirs.
+    needs. `backend`: as `--backend`. `exec`: `auto` or an execution model. `attention`: `auto`, `flash` or
+    `as-written`. `mesh`: axis -> size for scripts. `arguments`: how scripts get theirs.
     """
 
     backend: str = "analytical"
-    exec: str = "auto"
+    exec: str = AUTO
+    attention: str = "auto"
     platform: str = ""
     mesh: Mapping[str, int] | None = None
     arguments: ArgumentOptions = field(default_factory=ArgumentOptions)
@@ -91,6 +95,20 @@ def arithmetic_of(device: Device) -> Arithmetic:
     if device.kind == "tpu":
         return TPU_ARITHMETIC
     return TF32_ARITHMETIC if "tf32" in device.matrix_flops else PLAIN_ARITHMETIC
+
+
+def choose_exec(workload: Workload, wanted: str) -> tuple[str, tuple[str, ...]]:
+    """The execution model for `workload`, and what is to be said of the choice.
+
+    `auto`: a PyTorch capture runs eagerly, or under TorchInductor where its module was compiled; all else under XLA.
+    """
+    if wanted != AUTO:
+        return wanted, ()
+    if workload.launches is None:
+        return "xla", ()
+    if workload.metadata.get("compiled"):
+        return "inductor", ("torch.compile was asked for: kernels as TorchInductor makes them (--exec inductor)",)
+    return "eager", ("PyTorch without torch.compile: one launch for each ATen op (--exec eager)",)
 
 
 def split_system(spec: str) -> tuple[str, int | None]:
@@ -145,8 +163,9 @@ class Session:
         self._scheduled: dict[tuple[int, tuple[str, ...]], tuple[DeviceProgram, DeviceProgram]] = {}
         self._traces: TracePrograms | None = None
         self._measured: MeasuredInput | None = None
-        if options.exec not in ("auto", "xla"):
-            raise InputError(f"unknown execution model '{options.exec}'", "known: auto, xla")
+        if options.exec != AUTO:
+            exec_model(options.exec)
+        uses_flash(Target(attention=options.attention))
 
     def with_backend(self, backend: str) -> "Session":
         """The same input and what is known of it, priced by another backend."""
@@ -227,12 +246,14 @@ class Session:
             return measured.program(device)
         platform = platform_of(device)
         workload = self.workload(platform)
-        target = Target(platform, arithmetic_of(device), combine=workload.launches is None)
+        chosen, why = choose_exec(workload, self.options.exec)
+        target = Target(platform, arithmetic_of(device), workload.launches is None, chosen, self.options.attention)
         key = (workload.platform, target)
         if key not in self._lowered:
             lowered = self._lower(workload, target)
             platform = workload.platform or lowered.platform
-            self._lowered[key] = replace(lowered, platform=platform, notes=(*workload.notes, *lowered.notes))
+            notes = (*why, *workload.notes, *lowered.notes)
+            self._lowered[key] = replace(lowered, platform=platform, notes=notes)
         return self._lowered[key]
 
     def _lower(self, workload: Workload, target: Target) -> DeviceProgram:
@@ -240,10 +261,16 @@ class Session:
         conventions = self.options.conventions
         data = workload.modules[0].data
         own_rules = len(TARGETS) != BUILT_IN_TARGETS
+        launches = workload.launches if exec_model(target.exec).dispatched else None
+
+        def made() -> DeviceProgram:
+            program = self.program(target.platform)
+            return lower(program, target, conventions, launches=launches, schedule=workload.schedule)
+
         if not self.options.cache or own_rules or len(data) < CACHE_FROM_BYTES:
-            return lower(self.program(target.platform), target, conventions)
-        key = program_cache.key_of(data, workload.stage, target, conventions)
-        return program_cache.cached(key, lambda: lower(self.program(target.platform), target, conventions))
+            return made()
+        key = program_cache.key_of(data, workload.stage, target, conventions, launches)
+        return program_cache.cached(key, made)
 
     def scheduled(self, program: DeviceProgram, *, defaults: bool = True) -> DeviceProgram:
         """`program` after the schedule passes that were chosen; those of its execution model where none were.
@@ -269,8 +296,11 @@ class Session:
         if self.measured() is not None:
             raise InputError(f"{self.name} is a measured trace: its kernels are made for a device", "give --on NAME")
         platform = self.options.platform or "cuda"
-        lowered = lower(self.program(platform), Target(platform), self.options.conventions)
-        return replace(lowered, platform=self.workload(platform).platform or platform)
+        workload = self.workload(platform)
+        chosen, why = choose_exec(workload, self.options.exec)
+        target = Target(platform, combine=workload.launches is None, exec=chosen, attention=self.options.attention)
+        lowered = self._lower(workload, target)
+        return replace(lowered, platform=workload.platform or platform, notes=(*why, *lowered.notes))
 
     def system(self, spec: str) -> System:
         """The system that `spec` names, with as many devices as the program has."""

@@ -13,6 +13,7 @@ from stablecast.backends.device import Device
 from stablecast.ir.dtypes import DType, DTypeKind, dtype
 from stablecast.ir.errors import InputError, near_names
 from stablecast.ir.kernels import KernelClass, KernelRow
+from stablecast.lowering.attention_shape import AttentionShape, attention_row
 
 _TPU_PASSES: Final = {"default": "bf16", "high": "bf16x3", "highest": "bf16x6"}
 _PLAIN: Final = {"f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16", "tf32": "tf32"}
@@ -206,44 +207,19 @@ def attention(
     backward pass multiplies five times where the forward pass does twice.
     """
     kind = dtype(element)
-    keys = hkv or hq
-    products = 5 if direction == "bwd" else 2
-    dense = products * 2.0 * batch * hq * sq * skv * d
-    queries, cache = batch * hq * sq * d, 2 * batch * keys * skv * d
+    shape = AttentionShape(batch, hq, hkv or hq, sq, skv, d, causal, window, direction)
+    queries, cache = batch * hq * sq * d, 2 * batch * shape.hkv * skv * d
     backward = direction == "bwd"
-    return KernelRow(
-        klass=KernelClass.ATTENTION,
-        math=math_mode(element, device),
+    return attention_row(
+        shape,
+        math_mode(element, device),
         in_dtype=kind.name,
         out_dtype=kind.name,
-        batch=batch,
-        hq=hq,
-        hkv=keys,
-        sq=sq,
-        skv=skv,
-        d=d,
-        causal=causal,
-        window=window,
-        direction=direction,
-        phase="decode" if sq == 1 and skv > 1 else "prefill",
         inputs=5 if backward else 3,
-        matmul_flops=dense,
-        padded_flops=dense * (1.0 - _seen(sq, skv, causal, window) / (sq * skv)),
-        transcendentals=float(batch * hq * sq * skv),
+        transcendentals=float(batch * hq * shape.pairs),
         bytes_read=float(kind.nbytes((3 if backward else 1) * queries + cache)),
         bytes_written=float(kind.nbytes(queries + (cache if backward else 0))),
     )
-
-
-def _seen(sq: int, skv: int, causal: int, window: int) -> float:
-    """(query, key) pairs that are not masked."""
-    if not causal:
-        return float(sq * skv) if not window else float(sq * min(window, skv))
-    first = max(skv - sq + 1, 1)
-    limit = min(window, skv) if window else skv
-    full = max(0, skv - max(limit, first) + 1) if limit < skv else 0
-    below = sq - full
-    return (first + first + below - 1) * below / 2.0 + full * float(limit) if below > 0 else full * float(limit)
 
 
 BUILDERS: Final[Mapping[str, Callable[..., KernelRow]]] = {

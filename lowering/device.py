@@ -1,7 +1,7 @@
 """Program -> DeviceProgram: kernels, collectives and loops of one device, with their work and memory."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from stablecast.ir.accounting.context import Context, label_of
 from stablecast.ir.accounting.values import Conventions, OpWork
@@ -21,48 +21,46 @@ from stablecast.ir.groups import Groups, all_devices
 from stablecast.ir.kernels import KernelTableBuilder
 from stablecast.ir.pause import paused_gc
 from stablecast.ir.program import Op, Program
+from stablecast.ir.schedule import LaunchTable, Schedule
 from stablecast.ir.types import Count, Location, TensorType
 from stablecast.ir.work import SymbolicWork, Work, total
 from stablecast.lowering.ahead import runs_ahead
 from stablecast.lowering.categories import Category
 from stablecast.lowering.combine import combine_collectives
-from stablecast.lowering.fusion import fuse
+from stablecast.lowering.execution.dispatch import bare_row, launches_of
+from stablecast.lowering.execution.models import UNFUSED, exec_model, plan_kernels
 from stablecast.lowering.graph import Graph, build_graph
 from stablecast.lowering.memory import Liveness, Residents
 from stablecast.lowering.multi_output import Group
 from stablecast.lowering.partition.stages import micro_batch_loops, stage_axes
-from stablecast.lowering.products import Arithmetic
 from stablecast.lowering.rows import group_key, hero_of, make_row
+from stablecast.lowering.target import Target
 from stablecast.lowering.traffic import Traffic, traffic, written_values
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What lowering must know of the machine: the platform's name and what it does with f32 products.
-
-    `combine`: whether its compiler puts independent collectives together; programs that issue their own do not want it.
-    """
-
-    platform: str = "cuda"
-    arithmetic: Arithmetic = field(default_factory=Arithmetic)
-    combine: bool = True
-
-
 def lower(
-    program: Program, target: Target, conventions: Conventions | None = None, *, fused: bool = True
+    program: Program,
+    target: Target,
+    conventions: Conventions | None = None,
+    *,
+    fused: bool = True,
+    launches: LaunchTable | None = None,
+    schedule: Schedule | None = None,
 ) -> DeviceProgram:
     """The device program of `program`, which must be one device's already (`Stage.PER_DEVICE`).
 
-    `conventions.loops` sets trip counts that the program leaves open. `fused=False` gives one kernel an op. Raises
-    `InputError` for a program whose shapes are those of a whole mesh.
+    `conventions.loops` sets trip counts that the program leaves open. `fused=False` gives one kernel an op. `launches`,
+    `schedule`: what PyTorch dispatched, and on which streams. Raises `InputError` for a program whose shapes are those
+    of a whole mesh.
     """
     if program.stage.is_global and program.num_partitions > 1:
         raise InputError(
             f"{program.name} is written for a mesh of {program.num_partitions} devices and not partitioned",
             "capture it for one device, or give the partitioned module",
         )
+    chosen = target if fused else replace(target, exec=UNFUSED)
     with paused_gc():
-        return _Lowering(program, target, conventions or Conventions(), fused).run()
+        return _Lowering(program, chosen, conventions or Conventions(), launches, schedule).run()
 
 
 @dataclass(slots=True)
@@ -73,12 +71,21 @@ class _Opaque:
 
 
 class _Lowering:
-    def __init__(self, program: Program, target: Target, conventions: Conventions, fused: bool) -> None:
+    def __init__(
+        self,
+        program: Program,
+        target: Target,
+        conventions: Conventions,
+        launches: LaunchTable | None,
+        schedule: Schedule | None,
+    ) -> None:
         self._program = program
+        self._model = exec_model(target.exec)
+        self._launches = launches if self._model.dispatched else None
+        self._schedule = schedule
         self._target = target
         self._conventions = conventions
         self._context = Context(program, conventions)
-        self._fused = fused
         self._builder = KernelTableBuilder()
         self._works: list[Work] = []
         self._runs: dict[int, float] = {}
@@ -90,14 +97,15 @@ class _Lowering:
 
     def run(self) -> DeviceProgram:
         program = self._program
-        graph = build_graph(program, program.main.body, self._context)
+        dispatched = self._launches is not None
+        graph = build_graph(program, program.main.body, self._context, keep_dead=dispatched)
         donated = {
             value
             for value, argument in zip(graph.arguments, program.main.arguments, strict=False)
             if argument.aliases_output is not None
         }
         residents = Residents(kept=set(graph.arguments) - donated, donated=donated)
-        body, work, temp = self._body(graph, residents, 1.0)
+        body, work, temp = self._body(graph, residents, 1.0, self._launches)
         open_counts = any(self._value(symbol) is None for symbol in work.symbols)
         return DeviceProgram(
             name=program.name,
@@ -106,14 +114,19 @@ class _Lowering:
             work=work,
             num_devices=program.num_devices,
             meshes=program.meshes,
-            exec_model="as-written" if program.prefused else "xla" if self._fused else "unfused",
+            exec_model="as-written" if program.prefused else self._model.name,
             platform=self._target.platform,
             buffers=residents.buffers(graph, temp),
             unmodelled=self._unmodelled(),
             complete=not self._opaque and not open_counts,
-            notes=program.notes,
+            notes=(*program.notes, *self._notes()),
             stage_axis=self._stage_axis,
         )
+
+    def _notes(self) -> tuple[str, ...]:
+        if self._model.dispatched and self._launches is None and not self._program.prefused:
+            return ("no record of dispatched calls: every StableHLO op is taken for one launch",)
+        return ()
 
     def _value(self, count: Count) -> int | None:
         if isinstance(count, int):
@@ -121,11 +134,16 @@ class _Lowering:
         return self._conventions.loops.get(count.name, count.default)
 
     def _body(
-        self, graph: Graph, residents: Residents, runs: float, *, loop: bool = False
+        self,
+        graph: Graph,
+        residents: Residents,
+        runs: float,
+        launches: LaunchTable | None = None,
+        *,
+        loop: bool = False,
     ) -> tuple[Body, SymbolicWork, int]:
         """Nodes of a graph that runs `runs` times a step, the work of one run, and its peak of temporaries."""
-        ready_made = self._program.prefused or not self._fused
-        groups = fuse(graph, ready_made=ready_made)
+        groups = plan_kernels(graph, self._target, launches, ready_made=self._program.prefused)
         needed = set(graph.returns)
         for group in groups:
             needed |= group.reads
@@ -138,7 +156,7 @@ class _Lowering:
             deps = {home[graph.producer[value]] for value in group.reads if graph.producer[value] in home} - {index}
             node, work, inner = self._node(graph, group, needed, liveness, runs)
             held = liveness.step(index, inner)
-            nodes.append(_placed(node, tuple(sorted(deps)), held, ahead.issuperset(group.members)))
+            nodes.append(_placed(node, tuple(sorted(deps)), held, bool(group.members) and ahead >= group.members))
             plain = len(work.terms) == 1 and () in work.terms
             summed = _plus(summed, work.terms[()]) if plain else summed + work
         body = tuple(nodes)
@@ -148,6 +166,8 @@ class _Lowering:
     def _node(
         self, graph: Graph, group: Group, needed: set[int], liveness: Liveness, runs: float
     ) -> tuple[Node, SymbolicWork, int]:
+        if not group.roots:
+            return self._bare(group.launch, runs)
         lead = group.roots[0]
         kind = graph.categories[lead]
         if kind is Category.CONTROL:
@@ -171,11 +191,11 @@ class _Lowering:
             changed = {node: self._context.work(graph.ops[node], in_place=True) for node in in_place}
             return traffic(graph, group, written, changed)
 
-        row = self._builder.known(key)
+        count = self._launch_count(group.launch)
+        row = self._builder.known((key, group.attention, count))
         if row is None:
-            done = measure()
-            made = make_row(graph, group, done, arithmetic)
-            row = self._builder.add(key, made, [graph.ops[node] for node in members])
+            made = replace(make_row(graph, group, measure(), arithmetic), launches=count)
+            row = self._builder.add((key, group.attention, count), made, [graph.ops[node] for node in members])
         kernel_row = self._builder.row(row)
         self._runs[row] = self._runs.get(row, 0.0) + runs
         self._bytes += (kernel_row.bytes_read + kernel_row.bytes_written) * runs
@@ -185,6 +205,21 @@ class _Lowering:
             self._note_opaque(graph, members, runs)
         node = Kernel(row, tuple(members), kernel_row.launches, scope, graph.location(hero))
         return node, SymbolicWork({(): kernel_row.work}), 0
+
+    def _launch_count(self, launch: int) -> int:
+        return launches_of(self._launches.launches[launch]) if self._launches and launch >= 0 else 1
+
+    def _bare(self, number: int, runs: float) -> tuple[Node, SymbolicWork, int]:
+        """An ATen call that no op stands for: a kernel known by the shapes of the call."""
+        assert self._launches is not None
+        launch = self._launches.launches[number]
+        made = bare_row(launch)
+        row = self._builder.add(made, made, ())
+        self._runs[row] = self._runs.get(row, 0.0) + runs
+        self._bytes += (made.bytes_read + made.bytes_written) * runs
+        file, _, line = launch.source.rpartition(":")
+        location = Location(launch.module_path, file, int(line) if line.isdigit() else 0)
+        return Kernel(row, (), made.launches, launch.module_path, location), SymbolicWork({(): made.work}), 0
 
     def _note_opaque(self, graph: Graph, members: Sequence[int], runs: float) -> None:
         for node in members:
@@ -304,3 +339,6 @@ def _chances(graphs: Sequence[Graph], probability: float) -> tuple[float, ...]:
     chances[costs.index(max(costs))] += probability
     chances[costs.index(min(costs))] += 1 - probability
     return tuple(chances)
+
+
+__all__ = ["Target", "lower"]

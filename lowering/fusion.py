@@ -12,65 +12,73 @@ Ops are visited from the last to the first, so that every consumer is settled be
    of the same extent that read the same tensor become one, where no other kernel lies between (multi-output).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
 
 from stablecast.lowering.categories import EXPENSIVE, Category
 from stablecast.lowering.graph import Graph
-from stablecast.lowering.multi_output import Group, merge_groups
+from stablecast.lowering.multi_output import Group
 
-MAX_MEMBERS = 256
-MAX_READS = 96
-"""Operands and outputs of one XLA fusion (`MaxOperandsAndOutputsPerFusion`)."""
-MAX_COPIES = 24
-"""Kernels into which one op is copied; beyond that its result is stored."""
-MAX_EXPENSIVE_COPIES = 3
+
+@dataclass(frozen=True, slots=True)
+class FusionRules:
+    """What a compiler lets into one kernel.
+
+    `max_reads`: operands and outputs (XLA: `MaxOperandsAndOutputsPerFusion`). `max_copies`: kernels into which one op
+    is copied, beyond that its result is stored; `max_dear_copies` of a transcendental one. `products`: whether products
+    and convolutions take an epilogue, and converts of their operands. `inline`: ops are copied into all that read them,
+    whatever that moves (which nodes are stored instead, the caller says).
+    """
+
+    max_members: int = 256
+    max_reads: int = 96
+    max_copies: int = 24
+    max_dear_copies: int = 3
+    products: bool = True
+    inline: bool = False
+
+
+XLA_RULES = FusionRules()
+INDUCTOR_RULES = FusionRules(max_members=4096, max_reads=4096, products=False, inline=True)
 
 _PASS_THROUGH = (Category.LOOP, Category.GENERATOR)
 _TAKES_PRODUCERS = (Category.LOOP, Category.GENERATOR, Category.REDUCE, Category.INPUT)
 _MATMUL_PROLOGUE = frozenset({"stablehlo.transpose", "stablehlo.convert"})
+_VIEWS = frozenset({"stablehlo.transpose"})
 _CONV_PROLOGUE = frozenset({"stablehlo.transpose", "stablehlo.reverse"})
 
 
-def fuse(graph: Graph, *, ready_made: bool = False) -> list[Group]:
-    """The kernels of `graph` in issue order (its dead nodes belong to none).
+class Grouping:
+    """Puts the ops of `graph` into kernels, from the last op to the first.
 
-    `ready_made`: the producer has fused already; its fusions are kept and nothing is added to them.
+    `groups`: kernels that are there already, by root, which take in nothing more; `claimed`: the nodes that belong to
+    them alone. `stored`: nodes whose results are written, and copied nowhere.
     """
-    if ready_made:
-        return merge_groups(graph, _ready_made(graph), share=False)
-    return merge_groups(graph, _Grouping(graph).run())
 
-
-def _ready_made(graph: Graph) -> dict[int, Group]:
-    """One group for each fusion and for each op outside of fusions, by its last node."""
-    members: dict[int, list[int]] = {}
-    for node, live in enumerate(graph.live):
-        if live:
-            fusion = graph.fusion_of[node]
-            members.setdefault(node if fusion < 0 else -1 - fusion, []).append(node)
-    groups: dict[int, Group] = {}
-    for nodes in members.values():
-        own = set(nodes)
-        reads = {
-            v for node in nodes for v in graph.inputs[node] if not graph.weightless[v] and graph.producer[v] not in own
-        }
-        extent = max(graph.types[value].elements for node in nodes for value in graph.outputs[node])
-        products = [node for node in nodes if graph.categories[node] not in _PASS_THROUGH]
-        groups[nodes[-1]] = Group(nodes, own, reads, max(products, default=-1), extent, fusible=False)
-    return groups
-
-
-class _Grouping:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        groups: dict[int, Group],
+        claimed: Iterable[int],
+        rules: FusionRules = XLA_RULES,
+        stored: Set[int] = frozenset(),
+    ) -> None:
         self._graph = graph
-        self._returned = set(graph.returns)
-        self._groups: dict[int, Group] = {}
+        self._rules = rules
+        self._stored = stored
+        self._kept = set(graph.returns).union(*[group.reads for group in groups.values()])
+        self._groups = groups
+        self._elsewhere = set(claimed)
         self._in: list[tuple[int, ...]] = [()] * len(graph.ops)
 
     def run(self) -> dict[int, Group]:
+        """The kernels by root."""
         graph = self._graph
         for node in range(len(graph.ops) - 1, -1, -1):
-            if not graph.live[node]:
+            if not graph.live[node] or node in self._elsewhere:
+                continue
+            if self._elsewhere and not self._escapes(node) and not self._consumers(node) and graph.consumers_of(node):
+                self._elsewhere.add(node)
                 continue
             kind = graph.categories[node]
             if kind in _PASS_THROUGH:
@@ -87,9 +95,9 @@ class _Grouping:
         values = graph.outputs[node] if kind in _PASS_THROUGH else (*graph.inputs[node], *graph.outputs[node])
         extent = max((graph.types[value].elements for value in values), default=0)
         fusible = kind in (Category.LOOP, Category.GENERATOR, Category.REDUCE)
-        self._groups[node] = Group(
-            [node], {node}, set(self._inputs(node)), node if not fusible else -1, extent, fusible
-        )
+        rows = graph.types[graph.outputs[node][0]].elements if kind is Category.REDUCE else 0
+        hero = node if not fusible else -1
+        self._groups[node] = Group([node], {node}, set(self._inputs(node)), hero, extent, fusible, rows=rows)
         self._in[node] = (node,)
 
     def _inputs(self, node: int) -> Iterable[int]:
@@ -97,20 +105,21 @@ class _Grouping:
         return [value for value in self._graph.inputs[node] if not weightless[value]]
 
     def _consumers(self, node: int) -> list[int]:
-        outputs = self._graph.outputs[node]
-        if len(outputs) == 1:
-            return self._graph.consumers[outputs[0]]
-        return sorted({consumer for value in outputs for consumer in self._graph.consumers[value]})
+        consumers = self._graph.consumers_of(node)
+        if not self._elsewhere:
+            return consumers
+        return [consumer for consumer in consumers if consumer not in self._elsewhere]
 
     def _escapes(self, node: int) -> bool:
-        return not self._returned.isdisjoint(self._graph.outputs[node])
+        return not self._kept.isdisjoint(self._graph.outputs[node])
 
     def _place_loop(self, node: int, kind: Category) -> None:
         consumers = self._consumers(node)
         taking = [consumer for consumer in consumers if self._accepts(consumer, node)]
-        if self._escapes(node) or len(taking) < len(consumers) or not taking:
+        stored = node in self._stored
+        if stored or self._escapes(node) or len(taking) < len(consumers) or not taking:
             self._root(node)
-            if kind is not Category.GENERATOR or not taking:
+            if stored or kind is not Category.GENERATOR or not taking:
                 return
         kernels = tuple({kernel: None for consumer in taking for kernel in self._in[consumer]})
         if self._worth_copying(node, kind, kernels):
@@ -123,18 +132,21 @@ class _Grouping:
         if kind in _TAKES_PRODUCERS:
             return True
         if kind is Category.MATMUL:
-            return self._graph.ops[node].name in _MATMUL_PROLOGUE and len(self._consumers(node)) == 1
+            name = self._graph.ops[node].name
+            alone = self._rules.products and len(self._consumers(node)) == 1
+            return name in _VIEWS or (alone and name in _MATMUL_PROLOGUE)
         return kind is Category.CONV and self._graph.ops[node].name in _CONV_PROLOGUE
 
     def _worth_copying(self, node: int, kind: Category, kernels: tuple[int, ...]) -> bool:
         groups = [self._groups[kernel] for kernel in kernels]
-        if any(len(group.members) >= MAX_MEMBERS or len(group.reads) >= MAX_READS for group in groups):
+        rules = self._rules
+        if any(len(group.members) >= rules.max_members or len(group.reads) >= rules.max_reads for group in groups):
             return False
-        if len(kernels) == 1 or kind is Category.GENERATOR:
+        if len(kernels) == 1 or kind is Category.GENERATOR or rules.inline:
             return True
-        if len(kernels) > MAX_COPIES:
+        if len(kernels) > rules.max_copies:
             return False
-        if self._graph.ops[node].name in EXPENSIVE and len(kernels) > MAX_EXPENSIVE_COPIES:
+        if self._graph.ops[node].name in EXPENSIVE and len(kernels) > rules.max_dear_copies:
             return False
         types = self._graph.types
         inputs = {value: types[value].nbytes for value in self._inputs(node)}
@@ -165,7 +177,7 @@ class _Grouping:
         """The elementwise kernel that alone consumes the product, if it may run as its epilogue."""
         graph = self._graph
         consumers = self._consumers(node)
-        if len(consumers) != 1 or self._escapes(node) or len(graph.outputs[node]) != 1:
+        if not self._rules.products or len(consumers) != 1 or self._escapes(node) or len(graph.outputs[node]) != 1:
             return None
         consumer = consumers[0]
         if graph.categories[consumer] is not Category.LOOP or len(self._in[consumer]) != 1:

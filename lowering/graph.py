@@ -1,7 +1,7 @@
 """A block as a flat graph: calls inlined, ops that move nothing removed, dead ops dropped."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stablecast.ir.accounting.context import Context
 from stablecast.ir.accounting.values import OpWork
@@ -17,6 +17,16 @@ from stablecast.lowering.categories import Category, category
 EXTERNAL = -1
 MAX_CALL_DEPTH = 200
 
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A composite whose body was inlined: the op, and its operands and results as values of the graph."""
+
+    op: Op
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
 _COMPOSITES = frozenset({"stablehlo.composite"})
 _SIDE_EFFECTS = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv"})
 
@@ -29,7 +39,9 @@ class Graph:
     `producer[v]` (a node, or `EXTERNAL`) and `weightless[v]` (a literal that costs no traffic): of value v.
     `consumers[v]`: nodes that read v, in order. `arguments`, `returns`: values. `bodies[i]`: graphs of the regions of
     control-flow node i, `captured[i]` the outer values that they read. `fusion_of[i]`: number of the ready-made fusion
-    that holds node i, -1 if none does. `live[i]`: whether anything needs node i.
+    that holds node i, -1 if none does. `unit_of[i]`: number (in `units`) of the outermost composite that node i comes
+    from, -1 if it comes from none. `place[i]`: place among the block's own ops of the one that node i comes from.
+    `live[i]`: whether anything needs node i.
     """
 
     ops: list[Op] = field(default_factory=list[Op])
@@ -47,6 +59,9 @@ class Graph:
     bodies: dict[int, tuple["Graph", ...]] = field(default_factory=dict[int, tuple["Graph", ...]])
     captured: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     fusion_of: list[int] = field(default_factory=list[int])
+    units: list[Unit] = field(default_factory=list[Unit])
+    unit_of: list[int] = field(default_factory=list[int])
+    place: list[int] = field(default_factory=list[int])
     live: list[bool] = field(default_factory=list[bool])
 
     def new_value(self, kind: ValueType, producer: int, weightless: bool = False) -> int:
@@ -54,6 +69,13 @@ class Graph:
         self.producer.append(producer)
         self.weightless.append(weightless)
         return len(self.types) - 1
+
+    def consumers_of(self, node: int) -> list[int]:
+        """Nodes that read a result of `node`, in order."""
+        outputs = self.outputs[node]
+        if len(outputs) == 1:
+            return self.consumers[outputs[0]]
+        return sorted({consumer for value in outputs for consumer in self.consumers[value]})
 
     def location(self, node: int) -> Location:
         return self.ops[node].location
@@ -63,16 +85,22 @@ Env = dict[int, int | tuple[int, ...]]
 """Value ids of a block -> values of the graph; a tuple value -> those of its parts."""
 
 
-def build_graph(program: Program, block: Block, context: Context) -> Graph:
-    """The graph of `block`, a block of `program`; `context` gives the work of each op."""
-    return _Builder(program, context).root(block)
+def build_graph(program: Program, block: Block, context: Context, *, keep_dead: bool = False) -> Graph:
+    """The graph of `block`, a block of `program`; `context` gives the work of each op.
+
+    `keep_dead`: ops whose results nobody reads stay live, as where an eager run launches them all the same.
+    """
+    return _Builder(program, context, keep_dead).root(block)
 
 
 class _Builder:
-    def __init__(self, program: Program, context: Context) -> None:
+    def __init__(self, program: Program, context: Context, keep_dead: bool = False) -> None:
         self._program = program
         self._context = context
+        self._keep_dead = keep_dead
         self._graph = Graph()
+        self._place = 0
+        self._unit = -1
         self._depth = 0
         self._fusions = -1
         self._fusion_number = -1
@@ -92,7 +120,10 @@ class _Builder:
         return tuple(value for arg in block.args for value in _parts(env[arg]))
 
     def _append(self, block: Block, env: Env, scope: str) -> None:
-        for op in block.ops:
+        outermost = not self._depth
+        for place, op in enumerate(block.ops):
+            if outermost:
+                self._place = place
             kind = category(op)
             if kind is Category.CALL and op.name in _COMPOSITES and self._context.has_own_rule(op):
                 kind = Category.HERO
@@ -142,11 +173,19 @@ class _Builder:
             )
         inner: Env = dict(env) if op.regions else {}
         inner.update({arg: env[operand] for arg, operand in zip(block.args, op.operands, strict=True)})
+        opens = op.name in _COMPOSITES and self._unit < 0
+        if opens:
+            self._unit = len(self._graph.units)
+            self._graph.units.append(Unit(op, self._values(op.operands, env), ()))
         self._depth += 1
         self._append(block, inner, outer)
         self._depth -= 1
         for result, returned in zip(op.results, block.returns, strict=True):
             env[result] = inner[returned]
+        if opens:
+            unit = self._graph.units[self._unit]
+            self._graph.units[self._unit] = replace(unit, outputs=self._values(op.results, env))
+            self._unit = -1
 
     def _fusion(self, op: Op, env: Env, scope: str) -> None:
         """A fusion that the producer made: its ops carry one number and stay together."""
@@ -165,6 +204,7 @@ class _Builder:
         graph.works.append(self._context.work(op))
         graph.scopes.append(join_scopes(scope, op.location.scope) if scope else op.location.scope)
         graph.fusion_of.append(self._fusion_number)
+        self._mark(graph)
         graph.inputs.append(self._values(op.operands, env))
         outputs: list[int] = []
         for result, result_type in zip(op.results, op.result_types, strict=True):
@@ -173,6 +213,10 @@ class _Builder:
             outputs.append(value)
         graph.outputs.append(tuple(outputs))
         return node
+
+    def _mark(self, graph: Graph) -> None:
+        graph.unit_of.append(self._unit)
+        graph.place.append(self._place)
 
     def _values(self, operands: Sequence[int], env: Env) -> tuple[int, ...]:
         values: list[int] = []
@@ -191,6 +235,7 @@ class _Builder:
         graph.categories.append(Category.CONTROL)
         graph.works.append(OpWork())
         graph.fusion_of.append(-1)
+        self._mark(graph)
         graph.scopes.append(join_scopes(scope, op.location.scope))
         captured: dict[int, None] = {}
         graph.bodies[node] = tuple(self._region(region, env, graph.scopes[node], captured) for region in op.regions)
@@ -204,7 +249,7 @@ class _Builder:
 
     def _region(self, block: Block, env: Env, scope: str, captured: dict[int, None]) -> Graph:
         """The graph of a region; outer values that it reads become externals of its own."""
-        inner = _Builder(self._program, self._context)
+        inner = _Builder(self._program, self._context, self._keep_dead)
         inner._depth = self._depth
         graph = inner._graph
         mapping = _Captures(env, graph, self._graph, captured)
@@ -222,7 +267,7 @@ class _Builder:
         graph.consumers = consumers
         for node in range(len(graph.ops) - 1, -1, -1):
             outputs = graph.outputs[node]
-            if not needed.isdisjoint(outputs) or _must_run(graph.ops[node]):
+            if self._keep_dead or not needed.isdisjoint(outputs) or _must_run(graph.ops[node]):
                 live[node] = True
                 inputs = dict.fromkeys(graph.inputs[node])
                 needed.update(inputs)

@@ -93,8 +93,8 @@ class Liveness:
 
     def _taken_over(self, group: Group) -> set[int]:
         """Results that live in the buffer of an operand: loop carries and updates in place."""
-        graph, root = self.graph, group.roots[0]
-        if graph.categories[root] is not Category.CONTROL:
+        graph, root = self.graph, group.roots[0] if group.roots else -1
+        if root < 0 or graph.categories[root] is not Category.CONTROL:
             return {graph.outputs[node][0] for node in self.in_place(group)}
         taken: set[int] = set()
         for value, operand in zip(graph.outputs[root], graph.inputs[root], strict=False):

@@ -3,15 +3,13 @@
 import heapq
 from dataclasses import dataclass
 
+from stablecast.lowering.attention_shape import AttentionShape
 from stablecast.lowering.categories import Category
 from stablecast.lowering.graph import EXTERNAL, Graph
 
-MIN_SHARED_BYTES = 4096
-"""Below this, sharing a read saves less than a launch is worth looking for."""
+_LOOPS = (Category.LOOP, Category.GENERATOR)
 MAX_VISITED = 128
 """Kernels looked at to prove that two may merge; where that is not enough they stay apart."""
-MAX_MEMBERS = 512
-MAX_SIBLINGS = 32
 
 
 @dataclass(slots=True)
@@ -19,7 +17,9 @@ class Group:
     """The nodes of one kernel.
 
     `roots`: those whose results leave it. `reads`: values that it reads. `hero`: the node that decides its class, -1
-    if none does. `extent`: elements that it walks over. `fusible`: whether it may merge with others.
+    if none does. `extent`: elements that it walks over; `rows`: results of its reductions, 0 if it has none. `fusible`:
+    whether it may merge with others. `launch`: number of the ATen call that it is, -1 if it is none; a call may have no
+    nodes. `attention`: its sizes, if it is one.
     """
 
     roots: list[int]
@@ -28,23 +28,36 @@ class Group:
     hero: int = -1
     extent: int = 0
     fusible: bool = True
+    launch: int = -1
+    attention: AttentionShape | None = None
+    rows: int = 0
 
 
-def merge_groups(graph: Graph, groups: dict[int, Group], *, share: bool = True) -> list[Group]:
-    """The kernels of `groups` (by root) after merging, in an order that respects every dependency.
+@dataclass(frozen=True, slots=True)
+class MergeRules:
+    """Which kernels may become one.
 
-    `share=False` only orders them.
+    `min_bytes`: a shared tensor smaller than that is no reason. `max_members`, `max_siblings`: limits of a kernel.
+    `reductions`: whether a reduction joins the kernel that reads it: one over the same rows, or over its results.
     """
-    merger = _Merger(graph, groups)
-    if share:
-        merger.into_consumers()
-        merger.siblings()
-    return merger.ordered()
+
+    min_bytes: int = 4096
+    max_members: int = 512
+    max_siblings: int = 32
+    reductions: bool = False
 
 
-class _Merger:
-    def __init__(self, graph: Graph, groups: dict[int, Group]) -> None:
+XLA_MERGES = MergeRules()
+INDUCTOR_MERGES = MergeRules(min_bytes=1, max_members=64, reductions=True)
+"""`max_fusion_size` of TorchInductor is 64."""
+
+
+class Merger:
+    """Merges kernels; `into_consumers` and `siblings` do it, `ordered` gives what came of it."""
+
+    def __init__(self, graph: Graph, groups: dict[int, Group], rules: MergeRules = XLA_MERGES) -> None:
         self._graph = graph
+        self._rules = rules
         self._single = groups
         self._groups = dict(groups)
         self._parent = {root: root for root in groups}
@@ -69,13 +82,13 @@ class _Merger:
         """Elementwise kernels into their first consumer of the same extent."""
         for root in sorted(self._groups, reverse=True):
             group = self._groups[root]
-            if not group.fusible or self._graph.categories[root] not in (Category.LOOP, Category.GENERATOR):
+            if not group.fusible or (self._graph.categories[root] not in _LOOPS and not self._rules.reductions):
                 continue
             followers = sorted({self._find(follower) for follower in self._followers[root]}, key=self._position)
-            if not followers or self._bytes(root) < MIN_SHARED_BYTES:
+            if not followers or self._bytes(root) < self._rules.min_bytes:
                 continue
             first = followers[0]
-            if self._alike(first, root) and not self._path(root, first, direct=False):
+            if self._alike(first, root, joins=True) and not self._path(root, first, direct=False):
                 self._merge(first, root)
 
     def siblings(self) -> None:
@@ -84,13 +97,13 @@ class _Merger:
         readers: dict[int, list[int]] = {}
         for root in sorted(self._groups):
             for value in self._groups[root].reads:
-                if types[value].nbytes >= MIN_SHARED_BYTES:
+                if types[value].nbytes >= self._rules.min_bytes:
                     readers.setdefault(value, []).append(root)
         for value in sorted(readers):
             extent = types[value].elements
             roots = dict.fromkeys(self._find(root) for root in readers[value])
             alike = [root for root in roots if self._groups[root].fusible and self._groups[root].extent == extent]
-            for index, root in enumerate(alike[1:MAX_SIBLINGS], 1):
+            for index, root in enumerate(alike[1 : self._rules.max_siblings], 1):
                 self._join_one_of(alike[:index], root)
 
     def _join_one_of(self, earlier: list[int], root: int) -> None:
@@ -108,15 +121,16 @@ class _Merger:
     def _bytes(self, root: int) -> int:
         return sum(self._graph.types[value].nbytes for value in self._graph.outputs[root])
 
-    def _alike(self, left: int, right: int) -> bool:
+    def _alike(self, left: int, right: int, *, joins: bool = False) -> bool:
+        """Whether two kernels walk over the same elements. `joins`: `right` makes what `left` reads."""
         one, two = self._groups[left], self._groups[right]
-        return (
-            one.fusible
-            and two.fusible
-            and left != right
-            and one.extent == two.extent
-            and len(one.members) + len(two.members) <= MAX_MEMBERS
-        )
+        if not (one.fusible and two.fusible) or left == right:
+            return False
+        if len(one.members) + len(two.members) > self._rules.max_members:
+            return False
+        if joins and self._rules.reductions and two.rows and not one.rows and one.extent == two.rows:
+            return True
+        return one.extent == two.extent and (one.rows == two.rows or not (one.rows and two.rows))
 
     def _path(self, start: int, end: int, *, direct: bool = True) -> bool:
         """Whether `end` needs `start`; `direct=False` asks for a way through some other kernel only."""
@@ -140,7 +154,11 @@ class _Merger:
         self._parts.setdefault(into, [into]).extend(self._parts.pop(root, [root]))
         kept, gone = self._groups[into], self._groups[root]
         self._groups[into] = Group(
-            kept.roots + gone.roots, kept.members | gone.members, kept.reads | gone.reads, -1, kept.extent
+            kept.roots + gone.roots,
+            kept.members | gone.members,
+            kept.reads | gone.reads,
+            extent=max(kept.extent, gone.extent),
+            rows=max(kept.rows, gone.rows),
         )
         self._followers[into] = {self._find(other) for other in self._followers[into] | self._followers[root]} - {into}
 
@@ -153,6 +171,8 @@ class _Merger:
             order, stuck = self._sorted()
             if not stuck:
                 return order
+            if not any(root in self._parts for root in stuck):
+                raise AssertionError(f"kernels {stuck} wait for each other")
             for root in stuck:
                 for part in self._parts.pop(root, []):
                     self._parent[part] = part

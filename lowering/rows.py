@@ -6,6 +6,7 @@ from typing import Any
 
 from stablecast.ir.kernels import KernelClass, KernelRow
 from stablecast.ir.types import TensorType, ValueType, as_tensor
+from stablecast.lowering.attention_shape import AttentionShape, attention_row
 from stablecast.lowering.categories import Category
 from stablecast.lowering.graph import Graph
 from stablecast.lowering.multi_output import Group
@@ -68,6 +69,8 @@ def make_row(graph: Graph, group: Group, done: Traffic, arithmetic: Arithmetic) 
         "modelled": int(done.modelled),
         "elems": group.extent,
     }
+    if group.attention is not None:
+        return _attention_row(graph, group, group.attention, common, arithmetic)
     if kind in (Category.MATMUL, Category.CONV):
         return _product_row(graph, group, hero, common, arithmetic)
     if kind is Category.REDUCE:
@@ -78,6 +81,20 @@ def make_row(graph: Graph, group: Group, done: Traffic, arithmetic: Arithmetic) 
         return KernelRow(klass=_loop_class(graph, group, done), **common)
     op = graph.ops[hero]
     return KernelRow(klass=graph.works[hero].klass, label=op.attrs.get("call_target_name", op.name), **common)
+
+
+def _attention_row(
+    graph: Graph, group: Group, shape: AttentionShape, common: dict[str, Any], arithmetic: Arithmetic
+) -> KernelRow:
+    products = [node for node in sorted(group.members) if graph.categories[node] is Category.MATMUL]
+    math = "vector"
+    if products:
+        op = graph.ops[products[0]]
+        lhs, rhs = as_tensor(op.operand_types[0]), as_tensor(op.operand_types[1])
+        math = math_mode(wider(lhs.dtype, rhs.dtype), op.attrs.get("precision_config"), arithmetic)
+    for name in ("matmul_flops", "padded_flops", "dilation_flops"):
+        common.pop(name)
+    return attention_row(shape, math, acc_dtype="f32", **common)
 
 
 def _product_row(graph: Graph, group: Group, hero: int, common: dict[str, Any], arithmetic: Arithmetic) -> KernelRow:

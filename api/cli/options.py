@@ -27,7 +27,10 @@ Csv = Annotated[bool, typer.Option("--csv", help="CSV on standard output.")]
 Backend = Annotated[
     str, typer.Option("--backend", help="A backend, or by kernel class: matmul=systolic,default=analytical.")
 ]
-Exec = Annotated[str, typer.Option("--exec", help="Execution model: auto or xla.")]
+Exec = Annotated[str, typer.Option("--exec", help="Execution model: auto, xla, inductor or eager.")]
+Attention = Annotated[
+    str, typer.Option("--attention", help="Attention as one kernel: auto (as the model does), flash or as-written.")
+]
 Mesh = Annotated[list[str], typer.Option("--mesh", help="Mesh axes of a script: data=8,model=4.")]
 For = Annotated[str, typer.Option("--for", help="Platform to lower a script for: cuda, rocm, tpu or cpu.")]
 Args = Annotated[str, typer.Option("--args", help="FILE.py:FUNCTION that makes the arguments.")]
@@ -129,6 +132,7 @@ class ExecutionChoices:
     """How the program is executed on a device."""
 
     exec_model: Exec = "auto"
+    attention: Attention = "auto"
     no_cache: NoCache = False
 
 
@@ -171,6 +175,7 @@ def make_options(
     return Options(
         backend,
         execution.exec_model,
+        execution.attention,
         source.platform,
         source.mesh_axes(),
         source.arguments(),

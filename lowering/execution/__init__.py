@@ -1,0 +1,1 @@
+"""Execution models: what one launch is under XLA, TorchInductor and eager PyTorch."""

@@ -1,0 +1,21 @@
+"""XLA's fusion as passes; the rules are those of `lowering.fusion` and `lowering.multi_output`."""
+
+from stablecast.lowering.execution.plan import Plan, plan_pass
+from stablecast.lowering.fusion import Grouping
+
+GROUP, INTO_CONSUMERS, SIBLINGS = "xla-fusion", "xla-multi-output", "xla-siblings"
+
+
+@plan_pass(GROUP, "producers into consumers where that moves fewer bytes; products with their epilogues")
+def group(plan: Plan) -> None:
+    plan.groups = Grouping(plan.graph, plan.groups, plan.claimed).run()
+
+
+@plan_pass(INTO_CONSUMERS, "elementwise kernels whose result is kept join their first consumer of the same extent")
+def into_consumers(plan: Plan) -> None:
+    plan.merger().into_consumers()
+
+
+@plan_pass(SIBLINGS, "kernels of the same extent that read the same tensor become one")
+def siblings(plan: Plan) -> None:
+    plan.merger().siblings()

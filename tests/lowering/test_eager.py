@@ -1,0 +1,71 @@
+"""Eager PyTorch: kernels in number and order as dispatched."""
+
+import math
+from typing import Any
+
+import pytest
+
+from stablecast.ir.schedule import Launch
+from stablecast.lowering.execution.dispatch import bare_row, launches_of, multi_tensor_launches
+
+
+def test_multi_tensor_apply_by_hand() -> None:
+    """110 tensors of one chunk fill a launch of one list; 320 chunks fill one whatever the lists."""
+    assert multi_tensor_launches([10] * 110, 1) == 1
+    assert multi_tensor_launches([10] * 111, 1) == 2
+    assert multi_tensor_launches([10] * 73, 4) == 3
+    assert multi_tensor_launches([65536 * 320], 2) == 1
+    assert multi_tensor_launches([65536 * 321], 2) == 2
+    assert multi_tensor_launches([65536 * 319, 65536 * 2], 2) == 2
+
+
+def test_a_call_without_ops_is_known_by_its_shapes() -> None:
+    fill = Launch("aten.zero_.default", ((64, 32),), ("f32",))
+    row = bare_row(fill)
+    assert (row.bytes_read, row.bytes_written, row.launches) == (0, 64 * 32 * 4, 1)
+    assert launches_of(Launch("aten._foreach_mul_.Scalar", ((8,),) * 240, ("f32",) * 240)) == 3
+
+
+def _dispatched(step: Any) -> list[str]:
+    """ATen calls of a real run on the CPU that launch kernels: no views, nothing that only looks at a tensor."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
+
+    class Spy(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not func.is_view and not func.name().startswith("prim::"):
+                seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Spy():
+        step()
+    return seen
+
+
+def test_kernels_as_dispatched_on_the_cpu() -> None:
+    torch = pytest.importorskip("torch")
+    from stablecast import capture_torch
+    from stablecast._predict import Options, Session
+    from stablecast.backends.catalogue import Catalogue
+
+    def build() -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.LayerNorm(64), torch.nn.Softmax(-1))
+
+    def step(model: Any, x: Any) -> Any:
+        loss = model(x).pow(2).t().contiguous().mean()
+        loss.backward()
+        return loss
+
+    x = torch.zeros(8, 32)
+    workload = capture_torch(build, step, [x], device="cpu")
+    assert workload.launches is not None
+    program = Session(workload, Options(exec="eager")).device_program(Catalogue().resolve("h100-sxm").device)
+    launched = [launch.op for launch in workload.launches.launches if not launch.is_view]
+    model = build()
+    expected = [name for name in _dispatched(lambda: step(model, x)) if name not in ("aten.detach.default",)]
+    assert launched == expected
+    assert len(program.body) == len(launched)
+    scopes = [node.scope.split("/")[-1] for node in program.body]
+    assert len(scopes) == len(launched)
+    assert math.isfinite(program.work.evaluate()[0].nbytes)
