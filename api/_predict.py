@@ -9,13 +9,14 @@ from typing import Any
 
 from stablecast._capture import capture, load
 from stablecast._measured import MeasuredInput, is_measured
+from stablecast._timeline import TimelineOptions, map_note, pipeline_plan
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Device, System
-from stablecast.backends.placement import dims_of, place
+from stablecast.backends.placement import place
 from stablecast.backends.prediction import Prediction
-from stablecast.backends.predictor import PREDICTED, ProgramRole, Settings, predict_roles
+from stablecast.backends.predictor import ProgramRole, Settings, predict_roles
 from stablecast.backends.registry import parse_choice
-from stablecast.backends.schedule import ScheduleSettings
+from stablecast.backends.staged import predict_pipeline
 from stablecast.frontends.arguments import ArgumentOptions
 from stablecast.frontends.chakra import TracePrograms, is_chakra, read_chakra
 from stablecast.frontends.registry import Request, frontend_for
@@ -42,25 +43,6 @@ CACHE_FROM_BYTES = 65536
 """Modules smaller than this are lowered again rather than kept."""
 _VENDOR_PLATFORM = {"NVIDIA": "cuda", "AMD": "rocm"}
 Source = Workload | DeviceProgram | TracePrograms | Callable[..., Any] | str | Path
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineOptions:
-    """How the step is laid out in time.
-
-    `contention`: whether running collectives take cores, memory and links. `passes`: schedule passes in order, as
-    `NAME` or `NAME=VALUE`; None for those of the execution model (`lowering.passes.default_passes`). `placed`: mesh
-    axis -> network dimensions, for axes that should not lie innermost first.
-    """
-
-    contention: bool = True
-    passes: tuple[str, ...] | None = None
-    placed: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-
-    @property
-    def settings(self) -> ScheduleSettings:
-        """The same as settings of a schedule."""
-        return PREDICTED if self.contention else replace(PREDICTED, contention=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,12 +309,14 @@ class Session:
         system = self._placed(program, system)
         choice, timeline = parse_choice(self.options.backend), self.options.timeline
         settings = Settings(choice, self.options.conventions.loops, timeline.settings)
-        made = predict_roles(self._roles(program), system, settings, self.name)
-        said = [
-            _map_note(system),
-            stage_note(program, self.options.conventions.loops),
-            self._passes_note(program, made),
-        ]
+        if timeline.pipeline:
+            plan = pipeline_plan(timeline, program)
+            made = predict_pipeline(self.scheduled(program), system, settings, self.name, plan)
+            stages = ""
+        else:
+            made = predict_roles(self._roles(program), system, settings, self.name)
+            stages = stage_note(program, self.options.conventions.loops)
+        said = [map_note(system), stages, self._passes_note(program, made)]
         made = replace(made, assumptions=(*made.assumptions, *filter(None, said)))
         native = platform_of(system.device)
         if program.platform and program.platform != native:
@@ -361,13 +345,22 @@ class Session:
         return f"schedule passes of {program.exec_model}: {', '.join(names) or 'none'} (--pass chooses others)"
 
     def _roles(self, program: DeviceProgram) -> list[ProgramRole]:
+        """The roles of the step: of a trace or workload, and of ranks with a speed of their own."""
+        speeds = self.options.timeline.speeds
         ready = self.traces()
-        if ready is None or len(ready) == 1:
-            return [ProgramRole("", self.scheduled(program))]
-        return [
-            ProgramRole(role.name, self.scheduled(role.program), role.coords, role.speed)
-            for role in ready.roles.values()
-        ]
+        if ready is not None and len(ready) > 1:
+            return [
+                ProgramRole(role.name, self.scheduled(role.program), role.coords, role.speed, role.ranks)
+                for role in ready.roles.values()
+            ]
+        whole = self.scheduled(program)
+        if not speeds:
+            return [ProgramRole("", whole)]
+        strange = [rank for rank in speeds if not 0 <= rank < program.num_devices]
+        if strange:
+            raise InputError(f"--slow {strange[0]}: there is no such rank", f"ranks are 0 to {program.num_devices - 1}")
+        slow = [ProgramRole(f"rank {rank}", whole, speed=speed) for rank, speed in sorted(speeds.items())]
+        return [ProgramRole("others", whole), *slow] if len(slow) < program.num_devices else slow
 
     @property
     def name(self) -> str:
@@ -393,30 +386,6 @@ class Session:
             "conventions": {**self.options.conventions.to_dict(), "bytes": "after fusion"},
             "fused": True,
         }
-
-
-def _map_note(system: System) -> str:
-    """Which axis lies where, for networks of several dimensions."""
-    if system.placement is None or len(system.network.dims) < 2:
-        return ""
-    parts = [
-        f"{axis} on {'+'.join(dims_of(system.placement, axis, system.network.dims))}"
-        for axis, size in system.placement.axes
-        if size > 1
-    ]
-    return f"mesh axes on network dimensions: {', '.join(parts)} (--map chooses)"
-
-
-def parse_map(text: str) -> dict[str, tuple[str, ...]]:
-    """`model=nvlink,data=spine` or `data=nvlink+spine` as axis -> dimensions; raises `InputError` for anything else."""
-    found: dict[str, tuple[str, ...]] = {}
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        axis, equals, dims = part.partition("=")
-        names = tuple(filter(None, (name.strip() for name in dims.split("+"))))
-        if not equals or not axis.strip() or not names:
-            raise InputError(f"--map '{part}' is not axis=dimension", "write --map model=nvlink,data=scale-out")
-        found[axis.strip()] = names
-    return found
 
 
 def parse_pairs(texts: Sequence[str], flag: str) -> dict[str, int]:

@@ -117,7 +117,8 @@ class Prediction:
     `mfu`: model FLOPs (no recomputation, no padding) over peak x time, `hfu`: executed FLOPs, both None without
     matrix work. `bound_s`: seconds by what limits them. `exposed_by_axis_s`: exposed communication by mesh axes.
     `idle_s`: seconds in which a device does nothing (the bubble of a pipeline). `critical_s`: seconds of the critical
-    path by scope. `roles`: of a step of several, the rest is that of the busiest. `complete` is False where something
+    path by scope. `roles`: of a step of several, the rest is that of the busiest. `pipeline`: schedule, stages,
+    micro-batches and their costs, where one was chosen. `complete` is False where something
     is not modelled or a loop's count is unknown; the time is then a lower bound. `error`: set in comparisons where this
     row has no time.
     """
@@ -153,6 +154,7 @@ class Prediction:
     idle_s: float = 0.0
     critical_s: Mapping[str, float] = field(default_factory=dict[str, float])
     roles: tuple[RoleTime, ...] = ()
+    pipeline: Mapping[str, Any] = field(default_factory=dict[str, Any])
     timelines: tuple[Timeline, ...] = field(default=(), compare=False)
 
     @property
@@ -213,6 +215,7 @@ class Prediction:
             "bubble": self.bubble,
             "critical_path": [{"scope": scope, "time_s": time} for scope, time in self.critical_s.items()],
             "roles": [role.to_dict() for role in self.roles],
+            "pipeline": dict(self.pipeline),
             "kernels": [kernel.to_dict() for kernel in self.kernels],
             "collectives": [collective.to_dict() for collective in self.collectives],
             "assumptions": list(self.assumptions),

@@ -38,12 +38,16 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRole:
-    """Devices that run one program: their coordinates on mesh axes, and how fast they are (0.5: half as fast)."""
+    """Devices that run one program: their coordinates on mesh axes, and how fast they are (0.5: half as fast).
+
+    `ranks`: where they do not follow from coordinates.
+    """
 
     name: str
     program: DeviceProgram
     coords: Mapping[str, int] = field(default_factory=dict[str, int])
     speed: float = 1.0
+    ranks: tuple[int, ...] = ()
 
 
 def predict_device_program(program: DeviceProgram, system: System, settings: Settings, workload: str) -> Prediction:
@@ -65,7 +69,7 @@ def predict_roles(roles: Sequence[ProgramRole], system: System, settings: Settin
         if id(role.program) not in priced:
             priced[id(role.program)] = price(role.program.table, system.device, settings.choice)
     inputs = [
-        RoleInput(role.name, role.program, priced[id(role.program)].estimates, role.coords, role.speed)
+        RoleInput(role.name, role.program, priced[id(role.program)].estimates, role.coords, role.speed, role.ranks)
         for role in roles
     ]
     timelines = schedule_roles(inputs, system, settings.loops, settings.schedule)

@@ -15,7 +15,8 @@ import typer
 from stablecast.ir.errors import InputError
 
 if TYPE_CHECKING:
-    from stablecast._predict import Options, TimelineOptions
+    from stablecast._predict import Options
+    from stablecast._timeline import TimelineOptions
     from stablecast.frontends.arguments import ArgumentOptions
     from stablecast.ir.accounting.values import Conventions
 
@@ -66,6 +67,11 @@ Map = Annotated[
     str,
     typer.Option("--map", metavar="AXIS=DIM,...", help="Mesh axes on network dimensions: model=nvlink,data=scale-out."),
 ]
+Pipeline = Annotated[
+    str,
+    typer.Option("--pipeline", help="Schedule of a pipeline's micro-batches: gpipe, 1f1b, interleaved=2, zero-bubble."),
+]
+Slow = Annotated[list[str], typer.Option("--slow", metavar="RANK=SPEED", help="A straggler: 5=0.8 is 20 % slow.")]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with 3 where the prediction does not fit or is incomplete.")
 ]
@@ -143,12 +149,15 @@ class TimelineChoices:
     contention: Contention = True
     passes: Passes = field(default_factory=list[str])
     placed: Map = ""
+    pipeline: Pipeline = ""
+    slow: Slow = field(default_factory=list[str])
 
     def options(self) -> "TimelineOptions":
         """The same for a session."""
-        from stablecast._predict import TimelineOptions, parse_map
+        from stablecast._timeline import TimelineOptions, parse_map, parse_speeds
 
-        return TimelineOptions(self.contention, pass_texts(self.passes), parse_map(self.placed))
+        passes, placed, speeds = pass_texts(self.passes), parse_map(self.placed), parse_speeds(self.slow)
+        return TimelineOptions(self.contention, passes, placed, self.pipeline, speeds)
 
 
 def pass_texts(given: list[str]) -> tuple[str, ...] | None:

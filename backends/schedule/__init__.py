@@ -1,5 +1,6 @@
 """The step as streams: kernels, collectives and copies side by side, pipelines of roles, and where the time goes."""
 
+from stablecast.backends.schedule.meeting import RoleInput
 from stablecast.backends.schedule.pipeline import (
     PIPELINE_SCHEDULES,
     PipelineTimeline,
@@ -7,11 +8,7 @@ from stablecast.backends.schedule.pipeline import (
     Task,
     pipeline,
 )
-from stablecast.backends.schedule.scheduled import (
-    RoleInput,
-    schedule,
-    schedule_roles,
-)
+from stablecast.backends.schedule.scheduled import schedule, schedule_roles
 from stablecast.backends.schedule.settings import Contention, ScheduleSettings
 from stablecast.backends.schedule.timeline import CollectiveRuns, KernelRuns, Slice, Timeline
 

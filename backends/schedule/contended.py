@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from stablecast.backends.schedule.flat import Flat, Kind
-from stablecast.backends.schedule.play import Match, Played
+from stablecast.backends.schedule.meeting import Meetings
+from stablecast.backends.schedule.play import Played
 
 Shares = Callable[[int, int], tuple[float, float]]
 """(role, communication node) -> shares of the cores and of the memory rate that it takes while it runs."""
@@ -34,6 +35,7 @@ class _Role:
     flat: Flat
     children: list[list[tuple[int, int]]]
     waits: list[int]
+    before: list[tuple[int, ...]]
     played: Played
     kernels: dict[int, _Running] = field(default_factory=dict[int, _Running])
     comms: dict[int, _Running] = field(default_factory=dict[int, _Running])
@@ -50,19 +52,25 @@ class _Role:
 class Contended:
     """Plays all roles together; begin and end as `play` gives them, with kernels stretched."""
 
-    def __init__(self, flats: Sequence[Flat], match: Match | None, shares: Shares, bound: Bound, links: Links) -> None:
+    def __init__(self, flats: Sequence[Flat], meet: Meetings, shares: Shares, bound: Bound, links: Links) -> None:
         self._shares, self._bound, self._links = shares, bound, links
         self._roles = [_role(number, flat) for number, flat in enumerate(flats)]
         self._sent: dict[tuple[int, int], tuple[int, int] | None] = {}
         self._events: list[tuple[float, int, int, int, int]] = []
         self._count = 0
-        if match is not None:
-            self._link(match)
+        if meet:
+            self._link(meet)
 
-    def _link(self, match: Match) -> None:
+    def _link(self, meet: Meetings) -> None:
         for number, role in enumerate(self._roles):
             for index, kind in enumerate(role.flat.kind):
-                sent = match(number, index) if kind is Kind.COMM else None
+                if kind is not Kind.COMM:
+                    continue
+                for peer, node in meet.joined(number, index):
+                    for before in self._roles[peer].before[node]:
+                        self._roles[peer].children[before].append((number, index))
+                        role.waits[index] += 1
+                sent = meet.send_of(number, index)
                 if sent is not None:
                     self._sent[(number, index)] = sent
                     self._roles[sent[0]].children[sent[1]].append((number, index))
@@ -151,6 +159,7 @@ def _role(number: int, flat: Flat) -> _Role:
     size = len(flat)
     children: list[list[tuple[int, int]]] = [[] for _ in range(size)]
     waits = [0] * size
+    befores: list[tuple[int, ...]] = []
     last = [-1] * len(flat.streams)
     pause = -1
     for index in range(size):
@@ -162,5 +171,6 @@ def _role(number: int, flat: Flat) -> _Role:
         for edge in edges:
             children[edge].append((number, index))
         waits[index] = len(edges)
+        befores.append(tuple(edges))
         last[flat.stream[index]] = index
-    return _Role(flat, children, waits, Played([0.0] * size, [-1.0] * size, [-1] * size, [number] * size))
+    return _Role(flat, children, waits, befores, Played([0.0] * size, [-1.0] * size, [-1] * size, [number] * size))

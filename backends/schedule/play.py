@@ -1,12 +1,10 @@
 """Flat nodes in time: each begins when what it waits for and the node before it on its stream have ended."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from stablecast.backends.schedule.flat import Flat, Kind
-
-Match = Callable[[int, int], tuple[int, int] | None]
-"""(role, node) of the send that a receive waits for; None for any other node."""
+from stablecast.backends.schedule.meeting import Meetings
 
 
 @dataclass(slots=True)
@@ -30,16 +28,17 @@ class _State:
     free: list[float]
     last: list[int]
     at: int = 0
+    came: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
 
 
 def play(
     flats: Sequence[Flat],
     durations: Sequence[Sequence[float]],
-    match: Match | None = None,
+    meet: Meetings,
 ) -> tuple[list[Played], tuple[int, int] | None]:
     """All roles together; the second value is (role, node) where one waits for ever.
 
-    A receive ends when its send has ended.
+    A receive ends when its send has ended, a collective of several roles begins when the last has come to it.
     """
     states = [
         _State(
@@ -56,7 +55,7 @@ def play(
         moved = False
         for role in waiting:
             before = states[role].at
-            _advance(role, states, match)
+            _advance(role, states, meet)
             moved = moved or states[role].at > before
         waiting = [role for role in waiting if states[role].at < len(states[role].flat)]
         if waiting and not moved:
@@ -64,12 +63,13 @@ def play(
     return [state.played for state in states], None
 
 
-def _advance(role: int, states: Sequence[_State], match: Match | None) -> None:
-    """Play `role` until it is done or waits for a send that has not been played."""
+def _advance(role: int, states: Sequence[_State], meet: Meetings) -> None:
+    """Play `role` until it is done or waits for what another has not played."""
     state = states[role]
     flat, played, free, last = state.flat, state.played, state.free, state.last
     end_s, begin_s, cause = played.end_s, played.begin_s, played.cause
     kinds, streams, all_deps, durations = flat.kind, flat.stream, flat.deps, state.durations
+    alone = not meet
     for index in range(state.at, len(kinds)):
         kind, stream = kinds[index], streams[index]
         begin, why = free[stream], last[stream]
@@ -81,8 +81,19 @@ def _advance(role: int, states: Sequence[_State], match: Match | None) -> None:
             trips, second, third = flat.pauses[index]
             duration = trips * (end_s[third] - end_s[second])
         end = begin + duration
-        if kind is Kind.COMM and match is not None:
-            sent = match(role, index)
+        if kind is Kind.COMM and not alone:
+            others = meet.joined(role, index)
+            if others:
+                state.came[index] = (begin, why)
+                if any(node not in states[peer].came for peer, node in others):
+                    state.at = index
+                    return
+                for peer, node in others:
+                    if states[peer].came[node][0] > begin:
+                        begin, why = states[peer].came[node]
+                        played.cause_role[index] = peer
+                end = begin + duration
+            sent = meet.send_of(role, index)
             if sent is not None:
                 peer, node = sent
                 if states[peer].at <= node:

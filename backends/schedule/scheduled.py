@@ -1,7 +1,6 @@
 """The timeline of a step: what each stream does when, what communication is exposed, and what decides the end."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from stablecast.backends.collectives import CollectiveModel
 from stablecast.backends.device import System
@@ -9,26 +8,13 @@ from stablecast.backends.estimates import Estimates
 from stablecast.backends.schedule.accounts import Accounts, account
 from stablecast.backends.schedule.contended import Contended
 from stablecast.backends.schedule.flat import Flat, Flattener
+from stablecast.backends.schedule.meeting import Meetings, RoleInput
 from stablecast.backends.schedule.play import Played, play
 from stablecast.backends.schedule.settings import Contention, ScheduleSettings
 from stablecast.backends.schedule.timeline import Slice, Timeline
 from stablecast.ir.device_program import P2P, Collective, DeviceProgram, Kernel
 from stablecast.ir.errors import InputError
 from stablecast.ir.scopes import parse_scope
-
-
-@dataclass(frozen=True, slots=True)
-class RoleInput:
-    """A role of a step: its program, its kernels' times, its coordinates on mesh axes, and how fast its devices are.
-
-    `speed`: 0.5 for a straggler whose kernels take twice as long. Sends and receives of roles meet by coordinates.
-    """
-
-    name: str
-    program: DeviceProgram
-    estimates: Estimates
-    coords: Mapping[str, int] = field(default_factory=dict[str, int])
-    speed: float = 1.0
 
 
 def schedule(
@@ -49,9 +35,10 @@ def schedule_roles(
     loops: Mapping[str, int] | None = None,
     settings: ScheduleSettings | None = None,
 ) -> dict[str, Timeline]:
-    """The step of several roles at once, by name; a receive ends when the send of its peer has.
+    """The step of several roles at once, by name.
 
-    With one role, a receive takes the time of its message. Raises `InputError` for roles of the same name and for
+    A receive ends when the send of its peer has, and a collective begins when all roles in it have come to it. With one
+    role, a receive takes the time of its message. Raises `InputError` for roles of the same name and for
     receives whose send never comes, naming role and node.
     """
     chosen = settings or ScheduleSettings()
@@ -61,14 +48,14 @@ def schedule_roles(
     flats = [
         Flattener(role.estimates, system, loops or {}, chosen, role.speed).lay_out(role.program.body) for role in roles
     ]
-    match = _Matcher(roles, flats) if len(roles) > 1 else None
-    played = _play(roles, flats, [flat.time_s for flat in flats], match)
-    low = _play(roles, flats, [flat.low_s for flat in flats], match)
-    high = _play(roles, flats, [flat.high_s for flat in flats], match)
+    meet = Meetings(roles, flats)
+    played = _play(roles, flats, [flat.time_s for flat in flats], meet)
+    low = _play(roles, flats, [flat.low_s for flat in flats], meet)
+    high = _play(roles, flats, [flat.high_s for flat in flats], meet)
     step = _last(played)
     ratio = 1.0
     if chosen.contention is not None:
-        played = _contend(roles, flats, system, chosen.contention, match)
+        played = _contend(roles, flats, system, chosen.contention, meet)
         ratio = _last(played) / step if step else 1.0
         step = _last(played)
     bounds = (step, _last(low) * ratio, _last(high) * ratio)
@@ -83,54 +70,19 @@ def _last(played: Sequence[Played]) -> float:
     return max((max(one.end_s, default=0.0) for one in played), default=0.0)
 
 
-class _Matcher:
-    """Receives and the sends that they wait for: same axis and tag, coordinates a shift apart, in order."""
-
-    def __init__(self, roles: Sequence[RoleInput], flats: Sequence[Flat]) -> None:
-        self._of: dict[tuple[int, int], tuple[int, int]] = {}
-        sends: dict[tuple[int, str, int, int], list[int]] = {}
-        for number, flat in enumerate(flats):
-            for index, node in enumerate(flat.nodes):
-                if isinstance(node, P2P) and node.direction == "send":
-                    sends.setdefault((number, node.axis, node.shift, node.tag), []).append(index)
-        places = {tuple(sorted(role.coords.items())): number for number, role in enumerate(roles)}
-        for number, (role, flat) in enumerate(zip(roles, flats, strict=True)):
-            seen: dict[tuple[int, str, int, int], int] = {}
-            for index, node in enumerate(flat.nodes):
-                if not isinstance(node, P2P) or node.direction != "recv":
-                    continue
-                coords = {**role.coords, node.axis: role.coords.get(node.axis, 0) + node.shift}
-                peer = places.get(tuple(sorted(coords.items())))
-                if peer is None:
-                    continue
-                key = (peer, node.axis, -node.shift, node.tag)
-                turn = seen.get(key, 0)
-                seen[key] = turn + 1
-                found = sends.get(key, [])
-                if turn >= len(found):
-                    raise InputError(
-                        f"role {role.name}: receive {turn} of tag {node.tag} along {node.axis} has no send",
-                        f"role {roles[peer].name} sends {len(found)} of them",
-                    )
-                self._of[(number, index)] = (peer, found[turn])
-
-    def __call__(self, role: int, node: int) -> tuple[int, int] | None:
-        return self._of.get((role, node))
-
-
 def _play(
     roles: Sequence[RoleInput],
     flats: Sequence[Flat],
     durations: Sequence[Sequence[float]],
-    match: _Matcher | None,
+    meet: Meetings,
 ) -> list[Played]:
-    played, stuck = play(flats, durations, match)
+    played, stuck = play(flats, durations, meet)
     if stuck is not None:
         role, index = stuck
         node = flats[role].nodes[index]
         raise InputError(
-            f"role {roles[role].name}: {node.scope if node else ''} node {index} waits for a send that waits for it",
-            "order sends and receives of the stages alike",
+            f"role {roles[role].name}: {node.scope if node else ''} node {index} waits for a role that waits for it",
+            "order sends, receives and collectives of the roles alike",
         )
     return played
 
@@ -140,7 +92,7 @@ def _contend(
     flats: Sequence[Flat],
     system: System,
     contention: Contention,
-    match: _Matcher | None,
+    meet: Meetings,
 ) -> list[Played]:
     cores = contention.of_cores(system.device)
     bounds = [list(map(str, role.estimates.bound)) for role in roles]
@@ -164,7 +116,7 @@ def _contend(
             return ()
         return tuple(span.dim.name for span in model.covered(node))
 
-    return Contended(flats, match, shares, bound, links).run()
+    return Contended(flats, meet, shares, bound, links).run()
 
 
 def _timeline(
@@ -202,7 +154,7 @@ def critical_path(names: Sequence[str], flats: Sequence[Flat], played: Sequence[
     while index >= 0:
         flat, one = flats[role], played[role]
         node, before = flat.nodes[index], one.cause_role[index]
-        if node is not None and before == role:
+        if node is not None and (before == role or isinstance(node, Collective)):
             label = parse_scope(node.scope).label if node.scope else _plain_name(node)
             scope = label if len(names) == 1 else f"{names[role]}: {label}"
             path[scope] = path.get(scope, 0.0) + (one.end_s[index] - one.begin_s[index]) * flat.weight[index]

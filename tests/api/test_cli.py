@@ -347,3 +347,17 @@ def test_mesh_axes_on_network_dimensions(run: Run, module: str) -> None:
     assert "no mesh with names" in unnamed.err
     wrong = run(*words, "--map", "model")
     assert "--map 'model' is not axis=dimension" in wrong.err
+
+
+def test_stragglers(run: Run, module: str) -> None:
+    """All ranks wait for the slow one in the next collective."""
+    Path(module).write_text(SHARDED)
+    words = ("predict", module, "--on", "h100-sxm", "--pass", "none", "--json")
+    plain, slow = (valid(run(*words, *more).out, "predict") for more in ((), ("--slow", "3=0.5")))
+    assert slow["step_time_s"] > plain["step_time_s"]
+    assert {role["name"]: role["idle_s"] > 0 for role in slow["roles"]} == {"others": True, "rank 3": False}
+    assert 0 < slow["bubble"] < 0.5
+    for text, message in (("9=0.5", "no such rank"), ("3", "is not rank=speed"), ("3=0", "more than zero")):
+        assert message in run(*words, "--slow", text).err
+    assert "has no pipeline" in run(*words, "--pipeline", "1f1b").err
+    assert "no number of chunks" in run(*words, "--pipeline", "interleaved=x").err

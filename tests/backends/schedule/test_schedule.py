@@ -240,6 +240,30 @@ def test_roles_wait_for_each_other(system: System) -> None:
     assert contended["stage1"].time_s == pytest.approx(end)
 
 
+@pytest.mark.parametrize("contention", [None, Contention(0.0, 0.0)])
+def test_a_straggler_holds_the_others_up(contention: Contention | None, system: System, comm_s: float) -> None:
+    """All members begin a collective together; what the fast ones wait for is idle, not communication."""
+    body = (kernel(4, scope="a"), reduce_all(0, asynchronous=False), kernel(1, 1, scope="b"))
+    roles = [RoleInput("others", program(*body), costs()), RoleInput("slow", program(*body), costs(), speed=0.5)]
+    steps = schedule_roles(roles, system, settings=ScheduleSettings(contention=contention))
+    assert steps["others"].time_s == pytest.approx(8 * MS + comm_s + 2 * MS)
+    assert steps["others"].exposed_s == pytest.approx(comm_s)
+    assert steps["others"].idle_s == pytest.approx(5 * MS)
+    assert steps["slow"].idle_s == pytest.approx(0.0, abs=1e-12)
+    assert steps["slow"].critical_s == pytest.approx({"slow: a": 8 * MS, "slow: all_reduce": comm_s, "slow: b": 2 * MS})
+    apart = [replace(role, coords={"stage": at}) for at, role in enumerate(roles)]
+    alone = schedule_roles(apart, system, settings=ScheduleSettings(contention=contention))
+    assert alone["others"].idle_s == pytest.approx(5 * MS)
+    ranks = [replace(role, ranks=(at,)) for at, role in enumerate(roles)]
+    assert schedule_roles(ranks, system)["others"].idle_s == pytest.approx(5 * MS)
+
+
+def test_a_straggler_behind_a_loop(system: System, comm_s: float) -> None:
+    body = (Loop((kernel(2), reduce_all(0, asynchronous=False)), 10),)
+    roles = [RoleInput("others", program(*body), costs()), RoleInput("slow", program(*body), costs(), speed=0.5)]
+    assert schedule_roles(roles, system)["others"].time_s == pytest.approx(10 * (4 * MS + comm_s))
+
+
 def test_roles_that_never_meet(system: System) -> None:
     with pytest.raises(InputError, match="role stage1: receive 0 of tag 5 along stage has no send"):
         schedule_roles([stage(kernel(1), at=0), stage(transfer("recv", -1, tag=5), at=1)], system)
@@ -247,7 +271,7 @@ def test_roles_that_never_meet(system: System) -> None:
         stage(transfer("recv", 1, tag=1), transfer("send", 1, 0), at=0),
         stage(transfer("recv", -1), transfer("send", -1, 0, tag=1), at=1),
     ]
-    with pytest.raises(InputError, match="waits for a send that waits for it"):
+    with pytest.raises(InputError, match="waits for a role that waits for it"):
         schedule_roles(crossed, system)
     with pytest.raises(InputError, match="same name"):
         schedule_roles([stage(kernel(1), at=0), stage(kernel(1), at=0)], system)
