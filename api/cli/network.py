@@ -221,13 +221,12 @@ def simulate(
     source = prefix or workload
     if not source:
         raise InputError("simulate needs traces", "give the PREFIX of PREFIX.<rank>.et")
-    groups = None if group_file is None or "empty" in str(group_file) else group_file
     target = log or (logging_folder / "log.log" if logging_folder else None)
     if target is not None:
         opt.writable(target)
     net, sys = _configuration("simulate", network, system, on, roofline)
     with opt.progress(f"simulating {source}"):
-        result = run_simulation(source, net, sys, memory, groups, _backend(backend), events=target is not None)
+        result = run_simulation(source, net, sys, memory, group_file, _backend(backend), events=target is not None)
     if target is not None:
         opt.write_text(target, result.log_text())
     typer.echo(jsonlib.dumps(result.to_dict()) if json else repr(result))

@@ -23,6 +23,7 @@ from stablecast.backends.astrasim.programs import Act, Programs, RankProgram, St
 from stablecast.backends.astrasim.replay import Groups, Planner, Replay
 from stablecast.backends.astrasim.roles import RoleFinder
 from stablecast.ir.chakra import find_traces, node_type_name, read_comm_groups
+from stablecast.ir.chakra.surroundings import find_group_file
 from stablecast.ir.errors import InputError, near_names
 
 
@@ -108,8 +109,9 @@ def simulate(
     """What ASTRA-sim's analytical backend answers for the traces `<prefix>.<rank>.et`.
 
     `network`, `system`, `memory`: values, paths or parsed content of ASTRA-sim's files. `group_file`: communicator
-    groups. `events`: keep when each node was issued and ended. `reference`: follow every message of every rank, also
-    where roles would do. Raises `InputError` naming rank and node where ASTRA-sim stops, hangs or drops nodes.
+    groups; where none is given, those that lie beside the traces; a path with "empty" in it: none. `events`: keep when
+    each node was issued and ended. `reference`: follow every message of every rank, also where roles would do. Raises
+    `InputError` naming rank and node where ASTRA-sim stops, hangs or drops nodes.
     """
     if backend not in BACKENDS:
         raise InputError(f"unknown backend '{backend}'", near_names(backend, BACKENDS))
@@ -120,9 +122,9 @@ def simulate(
     if files.single:
         files = find_traces(files.prefix)
     programs = _read_programs(files.prefix, files.ranks, net.ranks, sys)
-    return simulate_programs(
-        programs, net, sys, mem, _read_groups(group_file), backend, files.folder, events=events, reference=reference
-    )
+    named = find_group_file(files) if group_file is None else group_file
+    groups = {} if named is None or "empty" in str(group_file) else _read_groups(named)
+    return simulate_programs(programs, net, sys, mem, groups, backend, files.folder, events=events, reference=reference)
 
 
 def _read_programs(prefix: Path, paths: Mapping[int, Path], ranks: int, system: SystemConfig) -> list[RankProgram]:
@@ -135,9 +137,7 @@ def _read_programs(prefix: Path, paths: Mapping[int, Path], ranks: int, system: 
     return [reader.read(rank, paths[rank]) for rank in range(ranks)]
 
 
-def _read_groups(path: str | Path | None) -> Groups:
-    if path is None:
-        return {}
+def _read_groups(path: str | Path) -> Groups:
     groups = read_comm_groups(Path(path))
     if groups.problems:
         raise InputError(f"{path}: {groups.problems[0]}")

@@ -142,3 +142,21 @@ def test_errors_are_one_line(words: tuple[str, ...], error: str, run: Run, files
     assert (result.code, result.out) == (2, "")
     assert error in result.err
     assert len(result.err.splitlines()) == 1
+
+
+def test_groups_beside_the_traces(run: Run, files: Path) -> None:
+    """Traces of groups need no --group-file where one lies beside them."""
+    for rank in range(4):
+        nodes = [
+            comp_node(0, "COMP_NODE", 10**9, 10**6),
+            collective_node(
+                1, "COMM_COLL_NODE", CollectiveType.ALL_REDUCE, 1 << 20, deps=(0,), pg_name="1" if rank < 2 else "2"
+            ),
+        ]
+        (files / f"g.{rank}.et").write_bytes(encode_trace(nodes))
+    given = run("simulate", "g", *CONFIGURED, "--group-file", "groups.json", "--json")
+    assert given.code == 0
+    assert run("simulate", "g", *CONFIGURED).code == 2
+    (files / "comm_group.json").write_text((files / "groups.json").read_text())
+    assert json.loads(run("simulate", "g", *CONFIGURED, "--json").out) == json.loads(given.out)
+    assert run("simulate", "g", *CONFIGURED, "--group-file", "empty").code == 2
