@@ -261,7 +261,7 @@ class Session:
         """
         chosen = self.options.timeline.passes
         if chosen is None:
-            if not defaults or self.traces() is not None:
+            if not defaults or self._ready():
                 return program
             recorded = self.workload(program.platform).launches is not None
             chosen = default_passes(program.exec_model, recorded=recorded)
@@ -335,7 +335,7 @@ class Session:
         return place(mesh.axes, wanted, system)
 
     def _passes_note(self, program: DeviceProgram, made: Prediction) -> str:
-        if not made.collectives or self.traces() is not None:
+        if not made.collectives or self._ready():
             return ""
         chosen = self.options.timeline.passes
         if chosen is not None:

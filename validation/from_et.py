@@ -11,38 +11,11 @@ from stablecast.ir.device_program import DeviceProgram
 from stablecast.ir.errors import InputError
 from stablecast.validation.collectives import shapes_of
 from stablecast.validation.from_trace import ELEMENT_TYPES, Call, ProgramBuilder
-from stablecast.validation.kernel_names import MeasuredClass, classify_launched, collective_kind
+from stablecast.validation.kernel_names import collective_kind
 from stablecast.validation.linking.tensors import tensors
+from stablecast.validation.operators import class_of_operator, launches_nothing
 from stablecast.validation.steps import MARKS
 
-C = MeasuredClass
-_SILENT_NAMES: Final = """
-alias as_strided broadcast_tensors chunk contiguous detach detach_ empty empty_like empty_strided expand expand_as
-flatten is_same_size item lift_fresh narrow new_empty new_empty_strided numpy_T permute pin_memory _pin_memory
-record_stream reshape _reshape_alias resize_ resolve_conj resolve_neg result_type select set_ size slice split
-split_with_sizes squeeze squeeze_ stride swapaxes t to to_dense transpose type_as unbind unflatten unfold unsafe_split
-unsafe_view _unsafe_view unsqueeze unsqueeze_ view view_as _local_scalar_dense is_pinned
-_has_compatible_shallow_copy_type
-"""
-_SILENT: Final = frozenset(_SILENT_NAMES.split())
-"""ATen operators that launch nothing themselves."""
-
-_CLASSES: Final[Sequence[tuple[re.Pattern[str], MeasuredClass]]] = tuple(
-    (re.compile(pattern), klass)
-    for pattern, klass in (
-        (r"^(copy_|clone|cat|stack|_to_copy|constant_pad_nd|repeat|roll|flip)$", C.COPY),
-        (r"^(zero_|fill_|zeros|ones|full)$", C.MEMSET),
-        (r"embedding_dense_backward|index_put|index_add|scatter|masked_scatter", C.SCATTER),
-        (r"^(embedding|index_select|index|gather|take|masked_select|_embedding_bag.*)$", C.GATHER),
-        (r"^(sort|topk|argsort|unique.*|msort|multinomial|kthvalue|median)$", C.SORT),
-        (r"fft", C.FFT),
-        (
-            r"softmax|norm|pool|^(sum|mean|max|min|amax|amin|argmax|argmin|prod|var|std|var_mean|std_mean|any|all|"
-            r"cumsum|nll_loss.*|cross_entropy.*|mse_loss.*|binary_cross_entropy.*|logsumexp|count_nonzero|bincount)$",
-            C.REDUCTION,
-        ),
-    )
-)
 _WRAPPERS: Final = re.compile(r"Backward\d+$|^(autograd|torch|c10d|nccl|gloo|_c10d_functional)::|^(?!\w+::)")
 """Names of what only calls operators: nodes of autograd, annotations, and what runs collectives."""
 
@@ -104,8 +77,7 @@ class _Calls:
 
     def _launches(self, op: EtOp) -> bool:
         """Whether the operator, taken by itself, is one that launches work."""
-        name = op.name.removeprefix("aten::")
-        if name in _SILENT or _WRAPPERS.search(op.name) or self._in_collective(op):
+        if launches_nothing(op.name) or _WRAPPERS.search(op.name) or self._in_collective(op):
             return False
         return any(device.startswith(("cuda", "hip", "xpu")) for *_, device in tensors([*op.values, *op.out_values]))
 
@@ -135,7 +107,9 @@ def _one_step(ops: Sequence[EtOp]) -> Sequence[EtOp]:
 
 def _call(op: EtOp, scope: str) -> Call:
     shapes = shapes_of({"Input Dims": [*_flat(op.shapes), *_flat(op.out_shapes)]}) if _wide(op) else _inputs(op)
-    return Call(op.name, _klass(op.name), shapes, _element(op), 0.0, scope, [str(value) for value in op.values])
+    return Call(
+        op.name, class_of_operator(op.name), shapes, _element(op), 0.0, scope, [str(value) for value in op.values]
+    )
 
 
 def _ways(op: EtOp) -> tuple[str, ...]:
@@ -166,14 +140,6 @@ def _flat(shapes: Sequence[Any]) -> list[Any]:
         parts = cast("list[Any]", shape) if isinstance(shape, list) else []
         found += parts if parts and all(isinstance(part, list) for part in parts) else [shape]
     return found
-
-
-def _klass(name: str) -> MeasuredClass:
-    known = classify_launched(name, name)
-    if known in (C.MATMUL, C.CONVOLUTION, C.ATTENTION):
-        return known
-    plain = name.removeprefix("aten::")
-    return next((klass for pattern, klass in _CLASSES if pattern.search(plain)), C.ELEMENTWISE)
 
 
 def _element(op: EtOp) -> str:

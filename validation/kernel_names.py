@@ -186,6 +186,7 @@ KERNEL_NAMES: Final[tuple[tuple[MeasuredClass, tuple[str, ...]], ...]] = (
             r"split_k",
             r"reduce_1Block",
             r"^dot\b",
+            r"^ynn_fusion",
             r"_mm_",
         ),
     ),

@@ -11,9 +11,11 @@ import numpy.typing as npt
 
 from stablecast.ir.errors import InputError
 from stablecast.ir.trace_events import DEVICE_WORK, TraceEvents
+from stablecast.validation.host_work import host_work
 from stablecast.validation.intervals import Intervals, clip, gaps, length, overlap, union
 from stablecast.validation.kernel_names import COMPUTE, MeasuredClass, classify, classify_launched
 from stablecast.validation.launches import IntArray, Launches, find_launches
+from stablecast.validation.operators import class_of_operator
 from stablecast.validation.steps import Step, Steps, find_steps
 
 FloatArray = npt.NDArray[np.float64]
@@ -202,8 +204,11 @@ def measure(events: TraceEvents, *, device: int | None = None, step: str = "") -
     """The run that `events` recorded, as seen by one device.
 
     `device`: its number, by default the first with work. `step`: the annotation that marks a step, where the trace has
-    unusual ones. Raises `InputError` where the trace holds no work of that device.
+    unusual ones. Where no device worked, the processor's own operators are its work. Raises `InputError` where the
+    trace holds no work of that device.
     """
+    if not (events.on_device & events.is_a(*DEVICE_WORK)).any():
+        events = host_work(events)
     busy = events.on_device & events.is_a(*DEVICE_WORK)
     devices = np.unique(events.device_index[busy]).tolist()
     if not devices:
@@ -226,6 +231,8 @@ def measure(events: TraceEvents, *, device: int | None = None, step: str = "") -
 def _class_of(events: TraceEvents, event: int, op: int) -> MeasuredClass:
     args = events.args.get(event)
     category = str(args.get("hlo_category", "")) if args else ""
+    if op >= 0 and events.name[event] == events.name[op]:
+        return class_of_operator(events.name_of(op))
     if op >= 0 and not category:
         return classify_launched(events.name_of(event), events.name_of(op))
     return classify(events.name_of(event), category)

@@ -81,8 +81,10 @@ def _spans(events: TraceEvents, indices: IntArray) -> tuple[Step, ...]:
 
 def _annotated(events: TraceEvents) -> Steps | None:
     names = np.array([STEP_NAMES.match(name) is not None for name in events.names], dtype=np.bool_)
+    numbered = np.zeros(len(events), dtype=np.bool_)
+    numbered[[index for index, args in events.args.items() if "step_num" in args]] = True
     mask = (
-        names[events.name]
+        (names[events.name] | numbered)
         & events.is_a(Category.ANNOTATION, Category.OTHER)
         & ~events.on_device
         & (events.duration_s > 0)

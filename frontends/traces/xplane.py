@@ -37,6 +37,7 @@ _KEPT: Final = frozenset(
         "run_id",
     }
 )
+_KEPT_OF_HOST: Final = frozenset({"hlo_op", "hlo_module", "step_num"})
 
 
 @dataclass(slots=True)
@@ -197,9 +198,9 @@ def _line_events(
                     offset = signed(content)
                 elif part == 3:
                     duration = signed(content)
-            elif part == 4 and line.on_device:
+            elif part == 4:
                 stat = _stat(content, stat_names)
-                if stat and stat[0] in _KEPT:
+                if stat and stat[0] in (_KEPT if line.on_device else _KEPT_OF_HOST):
                     said[stat[0]] = stat[1]
         about = events.get(key, nothing)
         kept = {name: held for name, held in about.stats.items() if name in _KEPT} if line.on_device else {}
@@ -210,7 +211,7 @@ def _line_events(
             zero_s + offset * _PICO,
             duration * _PICO,
             line.stream,
-            line.category,
+            Category.ANNOTATION if "step_num" in said else line.category,
             on_device=line.on_device,
             device=line.device if line.on_device else -1,
             nbytes=float(about.stats.get("bytes_accessed") or 0),

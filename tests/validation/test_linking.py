@@ -14,7 +14,7 @@ from stablecast.backends.astrasim.files import network_dict, system_dict
 from stablecast.backends.catalogue import Catalogue
 from stablecast.ir.chakra import Node, NodeType, check, load_trace
 from stablecast.ir.errors import InputError
-from stablecast.validation.linking.host import host_time
+from stablecast.validation.host_time import host_time
 
 TENSOR = [7, 70, 0, 256, 4, "cuda:0"]
 

@@ -9,8 +9,8 @@ from stablecast.frontends.traces.pytorch_et import EtOp, ExecutionTrace, link
 from stablecast.ir.errors import InputError
 from stablecast.ir.trace_events import TraceEvents
 from stablecast.validation.collectives import MeasuredCollective
+from stablecast.validation.host_time import HostTime, blocking_calls, host_time
 from stablecast.validation.linking.device import SLACK_S, Linked, Waits, Work, connect, device_work
-from stablecast.validation.linking.host import HostTime, blocking_calls, host_time
 from stablecast.validation.measured import measure
 
 LEAST_SHARE: Final = 0.8
