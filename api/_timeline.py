@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from stablecast.backends.device import System
 from stablecast.backends.placement import dims_of
 from stablecast.backends.predictor import PREDICTED
 from stablecast.backends.schedule import ScheduleSettings
+from stablecast.backends.schedule.settings import Collectives
 from stablecast.backends.staged import PipelinePlan
 from stablecast.ir.device_program import DeviceProgram
-from stablecast.ir.errors import InputError
+from stablecast.ir.errors import InputError, near_names
+
+MODES: Final[tuple[Collectives, ...]] = ("calibrated", "astra-sim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,7 @@ class TimelineOptions:
     `NAME` or `NAME=VALUE`; None for those of the execution model (`lowering.passes.default_passes`). `placed`: mesh
     axis -> network dimensions, for axes that should not lie innermost first. `pipeline`: schedule of its micro-batches,
     empty for the one that the program is written in. `speeds`: of ranks that are slower or faster than the others.
+    `collectives`: `calibrated` or `astra-sim`. `incast`: what the busiest receiver of an all-to-all gets over the mean.
     """
 
     contention: bool = True
@@ -27,11 +32,18 @@ class TimelineOptions:
     placed: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     pipeline: str = ""
     speeds: Mapping[int, float] = field(default_factory=dict[int, float])
+    collectives: str = "calibrated"
+    incast: float = 1.0
 
     @property
     def settings(self) -> ScheduleSettings:
-        """The same as settings of a schedule."""
-        return PREDICTED if self.contention else replace(PREDICTED, contention=None)
+        """The same as settings of a schedule. Raises `InputError` for an unknown mode or an incast below 1."""
+        if self.collectives not in MODES:
+            raise InputError(f"unknown mode '{self.collectives}' of collectives", near_names(self.collectives, MODES))
+        if not 1.0 <= self.incast < float("inf"):
+            raise InputError(f"--incast {self.incast:g}: the busiest receiver gets at least the mean", "1 or more")
+        contention = PREDICTED.contention if self.contention else None
+        return replace(PREDICTED, contention=contention, collectives=self.collectives, incast=self.incast)
 
 
 def pipeline_plan(options: TimelineOptions, program: DeviceProgram) -> PipelinePlan:

@@ -72,6 +72,16 @@ Pipeline = Annotated[
     typer.Option("--pipeline", help="Schedule of a pipeline's micro-batches: gpipe, 1f1b, interleaved=2, zero-bubble."),
 ]
 Slow = Annotated[list[str], typer.Option("--slow", metavar="RANK=SPEED", help="A straggler: 5=0.8 is 20 % slow.")]
+Collectives = Annotated[
+    str,
+    typer.Option(
+        "--collectives", help="Times of collectives: calibrated, or astra-sim (its congestion-unaware rules)."
+    ),
+]
+Incast = Annotated[
+    float,
+    typer.Option("--incast", help="What the busiest receiver of an all-to-all gets over the mean (uneven routing)."),
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with 3 where the prediction does not fit or is incomplete.")
 ]
@@ -151,13 +161,15 @@ class TimelineChoices:
     placed: Map = ""
     pipeline: Pipeline = ""
     slow: Slow = field(default_factory=list[str])
+    collectives: Collectives = "calibrated"
+    incast: Incast = 1.0
 
     def options(self) -> "TimelineOptions":
         """The same for a session."""
         from stablecast._timeline import TimelineOptions, parse_map, parse_speeds
 
         passes, placed, speeds = pass_texts(self.passes), parse_map(self.placed), parse_speeds(self.slow)
-        return TimelineOptions(self.contention, passes, placed, self.pipeline, speeds)
+        return TimelineOptions(self.contention, passes, placed, self.pipeline, speeds, self.collectives, self.incast)
 
 
 def pass_texts(given: list[str]) -> tuple[str, ...] | None:

@@ -1,7 +1,7 @@
 """A device program laid out flat: nodes on streams, with loops cut down to three trips and a pause for the rest."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Protocol
 
@@ -169,9 +169,18 @@ class Flattener:
             key = (node.kind, node.groups, node.message_bytes)
         found = self._priced.get(key)
         if found is None:
-            found = self._model.p2p(node) if isinstance(node, P2P) else self._model.estimate(node)
+            found = self._model.p2p(node) if isinstance(node, P2P) else self._model.estimate(self._received(node))
             self._priced[key] = found
         return found
+
+    def _received(self, node: Collective) -> Collective:
+        """An all-to-all as large as the busiest receiver sees it."""
+        incast = self._settings.incast
+        if node.kind != "all_to_all" or incast == 1.0:
+            return node
+        return replace(
+            node, operand_bytes=round(node.operand_bytes * incast), result_bytes=round(node.result_bytes * incast)
+        )
 
     def _tails(self, first: int) -> tuple[int, ...]:
         """The last node of each stream from flat node `first` on."""

@@ -55,7 +55,8 @@ class ScheduleSettings:
     program, one for each set of mesh axes, or one for all.
     `loops`: `barrier`: a trip ends when all that it began has ended (XLA's loops); `carry`: collectives whose results
     nothing in the trip reads run on into the next. `collectives`: whose times: the calibrated model's, or those of
-    ASTRA-sim's congestion-unaware backend.
+    ASTRA-sim's congestion-unaware backend. `incast`: of an all-to-all, what the busiest member receives over the mean
+    (1: routing is even); its senders share its link, and the others wait for it.
     """
 
     overlap: Overlap = "program"
@@ -64,6 +65,7 @@ class ScheduleSettings:
     loops: LoopEdges = "barrier"
     contention: Contention | None = None
     collectives: Collectives = "calibrated"
+    incast: float = 1.0
 
     def assumptions(self, device: Device) -> tuple[str, ...]:
         """One sentence each."""
@@ -77,6 +79,8 @@ class ScheduleSettings:
             said.append("asynchronous collectives start when their operands are there and their stream is free")
         if self.collectives == "astra-sim":
             said.append("collectives take what ASTRA-sim's congestion-unaware backend says")
+        if self.incast != 1.0:
+            said.append(f"the busiest receiver of an all-to-all gets {self.incast:g} times the mean")
         if self.contention is None:
             said.append("communication takes no cores and no memory bandwidth from kernels")
         else:

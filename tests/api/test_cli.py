@@ -359,5 +359,9 @@ def test_stragglers(run: Run, module: str) -> None:
     assert 0 < slow["bubble"] < 0.5
     for text, message in (("9=0.5", "no such rank"), ("3", "is not rank=speed"), ("3=0", "more than zero")):
         assert message in run(*words, "--slow", text).err
+    reference = valid(run(*words, "--collectives", "astra-sim").out, "predict")
+    assert [one["algorithm"] for one in reference["collectives"]] == ["astra-sim"]
+    assert "unknown mode 'astra' of collectives" in run(*words, "--collectives", "astra").err
+    assert "at least the mean" in run(*words, "--incast", "0.5").err
     assert "has no pipeline" in run(*words, "--pipeline", "1f1b").err
     assert "no number of chunks" in run(*words, "--pipeline", "interleaved=x").err

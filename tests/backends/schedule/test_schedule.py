@@ -194,6 +194,18 @@ def test_collectives_share_links(system: System, comm_s: float) -> None:
     assert schedule(program(*body), costs(), system, settings=free).time_s == pytest.approx(1 * MS + comm_s)
 
 
+def test_the_busiest_receiver_of_an_all_to_all(system: System) -> None:
+    """Twice the mean takes as long as twice the message; other collectives do not care."""
+    exchange = Collective("all_to_all", GROUPS, 1 << 28, 1 << 28)
+    uneven = ScheduleSettings(incast=2.0)
+    doubled = replace(exchange, operand_bytes=1 << 29, result_bytes=1 << 29)
+    even = schedule(program(doubled), costs(), system).time_s
+    assert schedule(program(exchange), costs(), system, settings=uneven).time_s == pytest.approx(even)
+    assert schedule(program(exchange), costs(), system).time_s < even
+    reduce = program(reduce_all())
+    assert schedule(reduce, costs(), system, settings=uneven).time_s == schedule(reduce, costs(), system).time_s
+
+
 def test_contention_that_nothing_meets_changes_nothing(system: System) -> None:
     body = (kernel(1), reduce_all(0), kernel(2, 1), Loop((kernel(3), reduce_all(0), kernel(1, 1)), 9, deps=(2,)))
     plain = schedule(program(*body), costs(), system)
