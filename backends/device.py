@@ -125,6 +125,8 @@ class Device:
       name, vendor, architecture, kind, aliases; jax_devices_per_chip; system: the network family that serves it when
       nobody names another; source_file: the file it came from.
     facts, labels: everything the file states, by field name, as published (of the whole chip).
+    sustained: measured shares of the peaks that long products reach, by numeric family (fp32, tf32, half, fp8, int8),
+      and of the memory rate (memory), where somebody measured this very device.
     """
 
     name: str
@@ -152,6 +154,7 @@ class Device:
     source_file: str = ""
     facts: Mapping[str, Quantity] = field(default_factory=dict[str, Quantity])
     labels: Mapping[str, Label] = field(default_factory=dict[str, Label])
+    sustained: Mapping[str, Quantity] = field(default_factory=dict[str, Quantity])
 
     @property
     def memory_bytes(self) -> Quantity:

@@ -222,6 +222,80 @@ def attention(
     )
 
 
+def moe(
+    device: Device,
+    element: str,
+    tokens: int,
+    hidden: int,
+    inter: int,
+    experts: int,
+    topk: int,
+    tp: int = 1,
+    ep: int = 1,
+    routing: str = "",
+) -> KernelRow:
+    """A fused layer of gated experts on one device: three products for each of `topk` experts a token.
+
+    `tp`, `ep`: degrees that cut the experts' inner size, and the experts. `routing`: how tokens spread over experts
+    (`balanced`, `power_law_1.01`, ...), empty where unknown; bytes are those of the experts that a balanced spread
+    reaches.
+    """
+    kind = dtype(element)
+    local, width = max(experts // ep, 1), max(inter // tp, 1)
+    visits = max(tokens * topk // ep, 1)
+    reached = min(local, visits)
+    each = -(-visits // reached)
+    flops = 2.0 * visits * 3 * hidden * width
+    return KernelRow(
+        klass=KernelClass.MOE,
+        math=math_mode(element, device),
+        in_dtype=kind.name,
+        out_dtype=kind.name,
+        batch=reached,
+        m=each,
+        n=3 * width,
+        k=hidden,
+        epilogue=routing,
+        experts=local,
+        topk=topk,
+        inputs=2,
+        elems=tokens * hidden,
+        matmul_flops=flops,
+        bytes_read=float(kind.nbytes(tokens * hidden + reached * 3 * hidden * width)),
+        bytes_written=float(kind.nbytes(tokens * hidden)),
+    )
+
+
+def embedding(device: Device, element: str, m: int, n: int) -> KernelRow:
+    """Rows of n elements of a table, one for each of m tokens; a gather reads the rows that it wants only."""
+    kind = dtype(element)
+    return KernelRow(
+        klass=KernelClass.GATHER,
+        in_dtype=kind.name,
+        out_dtype=kind.name,
+        elems=m * n,
+        reduced=n,
+        inputs=2,
+        bytes_read=float(kind.nbytes(m * n) + 8 * m),
+        bytes_written=float(kind.nbytes(m * n)),
+    )
+
+
+def copy(device: Device, element: str, m: int, n: int = 1) -> KernelRow:
+    """A copy of m x n elements."""
+    kind = dtype(element)
+    nbytes = float(kind.nbytes(m * n))
+    return KernelRow(
+        klass=KernelClass.COPY,
+        in_dtype=kind.name,
+        out_dtype=kind.name,
+        elems=m * n,
+        inputs=1,
+        bytes_read=nbytes,
+        bytes_written=nbytes,
+    )
+
+
 BUILDERS: Final[Mapping[str, Callable[..., KernelRow]]] = {
     "matmul": matmul,
     "conv2d": conv2d,
@@ -230,6 +304,9 @@ BUILDERS: Final[Mapping[str, Callable[..., KernelRow]]] = {
     "softmax": softmax,
     "layernorm": layernorm,
     "attention": attention,
+    "moe": moe,
+    "embedding": embedding,
+    "copy": copy,
 }
 """Every kind of kernel that can be asked for by its sizes."""
 

@@ -174,6 +174,12 @@ class KernelTable:
         bodies = tuple(self.bodies[i] for i in index) if self.bodies else ()
         return KernelTable(tuple(self.rows[i] for i in index), self.count[index], bodies)
 
+    def with_columns(self, columns: Mapping[str, Any]) -> "KernelTable":
+        """The same kernels with `columns` in place of the present ones; `rows` keep saying what they said."""
+        changed = KernelTable(self.rows, self.count, self.bodies)
+        vars(changed)["columns"] = columns
+        return changed
+
     @staticmethod
     def of(rows: Iterable[KernelRow], count: FloatArray | None = None) -> "KernelTable":
         """A table of `rows`, each run once unless `count` says otherwise."""

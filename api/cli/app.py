@@ -75,4 +75,4 @@ def _one_line(error: Any) -> str:
 
 def _load_commands() -> None:
     """Importing the modules registers their commands."""
-    from stablecast.cli import chakra, hardware, inspect, kernel, network, predict, scalesim, validate  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    from stablecast.cli import chakra, hardware, inspect, kernel, network, predict, scalesim, train, validate  # noqa: F401  # pyright: ignore[reportUnusedImport]

@@ -23,7 +23,7 @@ DEEPBENCH: Final[Mapping[str, str]] = {
 """DeepBench's names; VegaFE is in no catalogue file."""
 
 _PRECISIONS: Final[Mapping[str, str]] = {"fp32": "f32", "fp16-mixed": "f16"}
-_CONV_TIMES: Final = (("fwd_ms", "fwd"), ("bwd_input_ms", "dgrad"), ("bwd_weight_ms", "wgrad"))
+CONV_TIMES: Final = (("fwd_ms", "fwd"), ("bwd_input_ms", "dgrad"), ("bwd_weight_ms", "wgrad"))
 _SXM: Final[Mapping[str, str]] = {"a100": "a100-sxm-80gb", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm"}
 _XLA: Final[Mapping[str, str]] = {"sm_90": "h100-sxm", "sm_100_B200": "b200-sxm", "gfx950": "mi355x"}
 _XLA_TYPES: Final[Mapping[str, str]] = {"bf16": "bf16", "f32": "f32", "f16": "f16"}
@@ -39,15 +39,17 @@ def deepbench(data: Data) -> list[Row]:
     for gpu, device in DEEPBENCH.items():
         for precision, element in _PRECISIONS.items():
             own = [record for record in gemm if record["gpu"] == gpu and record["precision"] == precision]
-            rows += data.kernels("deepbench", device, own, _deepbench_gemm(element), f"deepbench gemm {element}")
+            rows += data.kernels("deepbench", device, own, deepbench_gemm(element), f"deepbench gemm {element}")
             images = [record for record in conv if record["gpu"] == gpu and record["precision"] == precision]
-            for column, way in _CONV_TIMES:
-                make = _deepbench_conv(element, column, way)
+            for column, way in CONV_TIMES:
+                make = deepbench_conv(element, column, way)
                 rows += data.kernels("deepbench", device, images, make, f"deepbench conv {way} {element}")
     return rows
 
 
-def _deepbench_gemm(element: str) -> Make:
+def deepbench_gemm(element: str) -> Make:
+    """Makes a row of the table of products, in StableHLO element type `element`."""
+
     def make(device: Device, record: Record) -> Case:
         m, n, k = whole(record, "m", "n", "k")
         time = record["time_ms"]
@@ -59,7 +61,9 @@ def _deepbench_gemm(element: str) -> Make:
     return make
 
 
-def _deepbench_conv(element: str, column: str, way: str) -> Make:
+def deepbench_conv(element: str, column: str, way: str) -> Make:
+    """Makes a row of the table of convolutions: the time of `column`, direction `way`."""
+
     def make(device: Device, record: Record) -> Case | None:
         n, h, w, c, co, r, s, sh, sw, ph, pw = whole(
             record, "n", "h", "w", "c", "k", "filter_h", "filter_w", "stride_h", "stride_w", "pad_h", "pad_w"
@@ -79,14 +83,16 @@ def vidur(data: Data) -> list[Row]:
     records = data.read("vidur/mlp.csv.gz")
     for gpu, device in _VIDUR.items():
         own = data.thinned(
-            [record for record in records if record["gpu"] == gpu], f"vidur on {device}", len(_VIDUR_LAYERS)
+            [record for record in records if record["gpu"] == gpu], f"vidur on {device}", len(VIDUR_LAYERS)
         )
-        for column, make in _VIDUR_LAYERS.items():
-            rows += data.kernels("vidur", device, own, _vidur_case(column, make))
+        for column, make in VIDUR_LAYERS.items():
+            rows += data.kernels("vidur", device, own, vidur_case(column, make))
     return rows
 
 
-def _vidur_case(column: str, sizes: str) -> Make:
+def vidur_case(column: str, sizes: str) -> Make:
+    """Makes a row of Vidur's table: the time of layer `column`, whose sizes are those of `sizes`."""
+
     def make(device: Device, record: Record) -> Case | None:
         if not record.get(f"{column}_ms"):
             return None
@@ -99,6 +105,10 @@ def _vidur_case(column: str, sizes: str) -> Make:
             row = specs.layernorm(device, "f16", tokens, width)
         elif sizes == "add":
             row = specs.elementwise(device, "f16", tokens, width)
+        elif sizes == "act":
+            row = specs.elementwise(device, "f16", tokens, hidden // tp, gated, 1)
+        elif sizes == "emb":
+            row = specs.embedding(device, "f16", tokens, width)
         else:
             products = {
                 "qkv": ((heads + 2 * keys) * head // tp, width),
@@ -115,7 +125,7 @@ def _vidur_case(column: str, sizes: str) -> Make:
     return make
 
 
-_VIDUR_LAYERS: Final[Mapping[str, str]] = {
+VIDUR_LAYERS: Final[Mapping[str, str]] = {
     "attn_pre_proj": "qkv",
     "attn_post_proj": "out",
     "mlp_up_proj": "up",
@@ -154,21 +164,23 @@ def tpu_v4(data: Data) -> list[Row]:
     """Products and elementwise kernels of a TPU v4; the misaligned products have the peer's prediction."""
     aligned = data.read("tpu_v4_kernels/matmul_fp16.csv")
     misaligned = data.read("tpu_v4_kernels/matmul_fp16_misaligned.csv")
-    others = [record for record in data.read("tpu_v4_kernels/nonmatmul_fp16.csv") if record["series"] in _TPU_SERIES]
+    others = [record for record in data.read("tpu_v4_kernels/nonmatmul_fp16.csv") if record["series"] in TPU_SERIES]
     return [
-        *data.kernels("tpu-v4", "tpu-v4", aligned, _tpu_product, "tpu_v4 matmul"),
+        *data.kernels("tpu-v4", "tpu-v4", aligned, tpu_product, "tpu_v4 matmul"),
         *data.kernels("tpu-v4", "tpu-v4", misaligned, _tpu_misaligned),
-        *data.kernels("tpu-v4", "tpu-v4", others, _tpu_elementwise, "tpu_v4 elementwise"),
+        *data.kernels("tpu-v4", "tpu-v4", others, tpu_elementwise, "tpu_v4 elementwise"),
     ]
 
 
-_TPU_SERIES: Final = frozenset({"data_add_1d_1", "data_add_2d_1", "data_ele", "data_act1", "data_act2"})
+TPU_SERIES: Final = frozenset({"data_add_1d_1", "data_add_2d_1", "data_ele", "data_act1", "data_act2"})
 
 
-def _tpu_product(device: Device, record: Record) -> Case:
+def tpu_product(device: Device, record: Record) -> Case:
+    """A row of the TPU v4's products."""
     m, n, k = whole(record, "m", "n", "k")
     row = specs.matmul(device, "f16", m, n, k)
-    return Case(f"matmul {m}x{n}x{k} f16", row, number(record, "mean_us") * _MICRO, f"matmul to {record['regime']}")
+    regime = record.get("regime", "misaligned")
+    return Case(f"matmul {m}x{n}x{k} f16", row, number(record, "mean_us") * _MICRO, f"matmul to {regime}")
 
 
 def _tpu_misaligned(device: Device, record: Record) -> Case:
@@ -178,7 +190,8 @@ def _tpu_misaligned(device: Device, record: Record) -> Case:
     return Case(f"matmul {m}x{n}x{k} f16", row, number(record, "measured_us") * _MICRO, "matmul misaligned", peers)
 
 
-def _tpu_elementwise(device: Device, record: Record) -> Case:
+def tpu_elementwise(device: Device, record: Record) -> Case:
+    """A row of the TPU v4's elementwise kernels."""
     elements = whole(record, "elements")[0]
     kind = record["op"]
     row = specs.elementwise(device, "f16", elements, 1, _TPU_INPUTS.get(kind, 1), int(kind in _TPU_SMOOTH))
@@ -194,11 +207,11 @@ def gemm(data: Data) -> list[Row]:
         rows += data.kernels("gemm", device, data.thinned(own, path), _served, "aiconfigurator gemm bf16")
     records = data.read("xla_perf_tables/matmul.csv.gz")
     for key, device in _XLA.items():
-        own = [record for record in records if record["device_key"] == key and _usable(record)]
+        own = [record for record in records if record["device_key"] == key and usable(record)]
         for element in sorted({record["lhs"] for record in own}):
             some = [record for record in own if record["lhs"] == element]
             rows += data.kernels(
-                "gemm", device, data.thinned(some, f"xla {element} on {device}"), _xla, f"xla matmul {element}"
+                "gemm", device, data.thinned(some, f"xla {element} on {device}"), xla_dot, f"xla matmul {element}"
             )
     ladder = data.read("tpu_step_times/gemm_tflops.csv")
     for prefix, device in (("v7x", "tpu-v7x"), ("v6e", "tpu-v6e")):
@@ -207,7 +220,7 @@ def gemm(data: Data) -> list[Row]:
     return rows
 
 
-def _usable(record: Record) -> bool:
+def usable(record: Record) -> bool:
     """Plain types only, without the rows above the data sheet's peak that the data's README names."""
     plain = record["lhs"] == record["rhs"] == record["out"] and record["lhs"] in _XLA_TYPES
     return (
@@ -222,7 +235,8 @@ def _served(device: Device, record: Record) -> Case:
     return Case(item, row, number(record, "latency_us") * _MICRO, "aiconfigurator bf16", key=f"{m}x{n}x{k} bf16")
 
 
-def _xla(device: Device, record: Record) -> Case:
+def xla_dot(device: Device, record: Record) -> Case:
+    """A row of XLA's table of products."""
     batch, m, n, k = whole(record, "batch", "m", "n", "k")
     element = _XLA_TYPES[record["lhs"]]
     row = specs.matmul(device, element, m, n, k, batch)

@@ -1,0 +1,145 @@
+"""`LearnedBackend`: a physical base, corrected by models that were trained on public measurements."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from stablecast.backends.analytical import AnalyticalBackend
+from stablecast.backends.device import Device
+from stablecast.backends.estimates import BoolArray, Estimates, FloatArray, Source, TextArray
+from stablecast.backends.learned import frame
+from stablecast.backends.learned.rates import MODELS, Rates, rates_for
+from stablecast.backends.learned.store import Model, key_of, read_model
+from stablecast.ir.kernels import KernelTable
+
+_CORRECTION_MAX: Final = 3.0
+Grouping = Callable[[KernelTable, Device], Iterator[tuple[Model, BoolArray]]]
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedBackend:
+    """Time = base x exp(correction): `frame.base_of`, and boosted trees over dimensionless features.
+
+    One model a kind of kernel, numeric family and kind of device. What has none is not covered and falls to the
+    analytical backend. Times are those of a kernel among others on the device's own clock, one launch included, as
+    when replayed from a graph; what a host adds between eager kernels is not in them.
+
+    A device that the models have not seen takes its sustained clock from the frozen rule (or its own calibration), a
+    damped correction, and a wider range. Rows outside of what was seen are flagged (`detail`) and widened.
+
+    `folder`: where the models lie.
+    """
+
+    folder: Path = MODELS
+    name: str = "learned"
+
+    def covers(self, kernels: KernelTable, device: Device) -> BoolArray:
+        """Rows that have a model and a peak on `device`."""
+        found = np.zeros(len(kernels), dtype=np.bool_)
+        for _, mask in self._groups(kernels, device):
+            found |= mask
+        return found & AnalyticalBackend().covers(kernels, device)
+
+    def estimate(self, kernels: KernelTable, device: Device) -> Estimates:
+        """Times of all rows; those without a model get the base alone, with the analytical source."""
+        rates = rates_for(device, self.folder)
+        priced = _price(self._groups, kernels, device, rates)
+        half = _half_batch(kernels)
+        if half is not None:
+            before = _price(self._groups, half[1], device, rates)
+            time = np.where(half[0], np.maximum(priced.time_s, before.time_s), priced.time_s)
+        else:
+            time = priced.time_s
+        low = np.minimum(np.maximum(time * np.exp(priced.low), priced.floor_s), time)
+        high = np.maximum(time * np.exp(priced.high), time)
+        return Estimates(time, low, high, priced.source, priced.bound)
+
+    def detail(self, kernels: KernelTable, device: Device) -> Mapping[str, FloatArray]:
+        """`outside_domain`: 1 for rows unlike all that the model has seen; `device_seen`: 1 where it has seen the
+        device."""
+        outside, seen = np.full(len(kernels), np.nan), np.full(len(kernels), np.nan)
+        base = frame.base_of(kernels, device, rates_for(device, self.folder))
+        for model, mask in self._groups(kernels, device):
+            columns = frame.features(model.key.partition("-")[0], kernels, base, mask, device)
+            outside[mask] = model.outside(columns) > 0
+            seen[mask] = float(device.name in model.devices)
+        return {"outside_domain": outside, "device_seen": seen}
+
+    def assumptions(self, device: Device) -> tuple[str, ...]:
+        """What its numbers take for granted, one sentence each."""
+        rates = rates_for(device, self.folder)
+        found = [
+            f"{family}: {share.value:.0%} of the peak sustained ({share.source})"
+            for family, share in rates.shares.items()
+        ]
+        return (
+            *found,
+            "learned: kernel times as replayed from a graph, one launch included; no host time between kernels",
+        )
+
+    def _groups(self, kernels: KernelTable, device: Device) -> Iterator[tuple[Model, BoolArray]]:
+        kind = frame.kinds(kernels)
+        family = frame.families(kernels, kind)
+        for of_kind in np.unique(kind):
+            for of_family in np.unique(family[kind == of_kind]):
+                if of_kind and of_family:
+                    model = read_model(key_of(str(of_kind), str(of_family), device.kind), self.folder)
+                    if model is not None:
+                        yield model, (kind == of_kind) & (family == of_family)
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    time_s: FloatArray
+    low: FloatArray
+    high: FloatArray
+    floor_s: FloatArray
+    source: TextArray
+    bound: TextArray
+
+
+def _price(groups: Grouping, kernels: KernelTable, device: Device, rates: Rates) -> _Priced:
+    base = frame.base_of(kernels, device, rates)
+    rows = len(kernels)
+    correction, low, high = np.zeros(rows), np.full(rows, -0.3), np.full(rows, 0.3)
+    source = np.full(rows, str(Source.ANALYTICAL), dtype="<U16")
+    for model, mask in groups(kernels, device):
+        columns = frame.features(model.key.partition("-")[0], kernels, base, mask, device)
+        correction[mask] = model.correction(columns, device.name)
+        low[mask], high[mask], _ = model.interval(columns, device.name)
+        source[mask] = str(Source.LEARNED)
+    floor = base.rows.useful / base.rows.peak
+    raw = (base.launch_s + base.core_s) * np.exp(np.clip(correction, -_CORRECTION_MAX, _CORRECTION_MAX))
+    time = np.maximum(raw, floor)
+    bound = np.where(base.compute_s > base.memory_s, "compute", "memory")
+    bound = np.where(base.launch_s > 0.5 * time, "launch", bound)
+    return _Priced(time, low, high, floor, source, bound)
+
+
+def _half_batch(kernels: KernelTable) -> tuple[BoolArray, KernelTable] | None:
+    """Rows that can be halved along what they repeat, and the table with these halved; None where no row can.
+
+    Trees step up and down; a kernel is never faster than one of half its batch.
+    """
+    kind = frame.kinds(kernels)
+    repeats = np.isin(kind, (*frame.STREAMS, *frame.ATTENTION, "bmm")) & (kernels.batch > 0)
+    streams = np.isin(kind, frame.STREAMS)
+    halved = repeats & np.where(streams, kernels.elems > 1, kernels.batch > 1)
+    if not halved.any():
+        return None
+    columns = dict(kernels.columns)
+    for name in ("batch", "elems"):
+        columns[name] = np.where(halved, np.maximum((columns[name] + 1) // 2, 1), columns[name])
+    share = np.where(halved, np.where(streams, 0.5, columns["batch"] / np.maximum(kernels.batch, 1)), 1.0)
+    for name in _EXTENSIVE:
+        columns[name] = columns[name] * share
+    return halved, kernels.with_columns(columns)
+
+
+_EXTENSIVE: Final = (
+    *("matmul_flops", "padded_flops", "dilation_flops", "vector_flops", "transcendentals"),
+    *("bytes_read", "bytes_written"),
+)

@@ -1,0 +1,225 @@
+"""Rows of a kernel table as the learned models see them: a physical base and dimensionless features."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from stablecast.backends.analytical import classes
+from stablecast.backends.analytical.constants import Constant, Constants, constants_for
+from stablecast.backends.analytical.rates import matrix_rates
+from stablecast.backends.device import Device
+from stablecast.backends.estimates import BoolArray, FloatArray, TextArray
+from stablecast.backends.learned.rates import Rates, family_of_math
+from stablecast.ir.kernels import KernelClass, KernelTable
+
+PRODUCTS: Final = ("matmul", "bmm", "conv", "moe")
+STREAMS: Final = ("elementwise", "softmax", "layernorm", "reduce", "gather")
+ATTENTION: Final = ("attention_prefill", "attention_decode")
+KINDS: Final = (*PRODUCTS, *STREAMS, *ATTENTION)
+"""Kinds of kernels that can have a model of their own."""
+
+_TILES: Final = ((256, 128), (128, 128), (64, 64))
+_TINY: Final = 1e-30
+_FAMILY_OF_TYPE: Final[Mapping[str, str]] = {"f32": "fp32", "f16": "half", "bf16": "half"}
+_GENERATIONS: Final = (
+    "sm_52", "gfx900", "sm_60", "sm_61", "sm_70", "sm_75", "gfx908", "sm_80", "sm_86", "gfx90a", "sm_89", "sm_90",
+    "gfx942", "sm_100", "sm_103", "gfx950", "sm_120", "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x",
+)  # fmt: skip
+
+
+def kinds(table: KernelTable) -> TextArray:
+    """Which kind of model each row asks for, empty where none does."""
+    klass, found = table.klass, np.full(len(table), "", dtype="<U20")
+    found[klass == KernelClass.MATMUL] = "matmul"
+    found[(klass == KernelClass.MATMUL) & (table.batch > 1)] = "bmm"
+    found[klass == KernelClass.CONVOLUTION] = "conv"
+    found[klass == KernelClass.MOE] = "moe"
+    found[klass == KernelClass.ELEMENTWISE] = "elementwise"
+    found[klass == KernelClass.COPY] = "elementwise"  # a copy streams like an operation on one operand
+    found[klass == KernelClass.GATHER] = "gather"
+    rows = klass == KernelClass.REDUCTION
+    whole = rows & (table.reduced > 1) & (table.bytes_written > 0.4 * table.bytes_read)
+    found[rows] = "reduce"
+    found[whole] = "layernorm"
+    found[whole & (table.transcendentals >= 0.5 * table.elems)] = "softmax"
+    attends = (klass == KernelClass.ATTENTION) & (table.d > 0)
+    found[attends] = "attention_prefill"
+    found[attends & (table.phase == "decode")] = "attention_decode"
+    found[(table.matmul_flops > 0) & np.isin(found, STREAMS)] = ""
+    return found
+
+
+def families(table: KernelTable, kind: TextArray) -> TextArray:
+    """The numeric family of each row: of what multiplies, else of its elements; empty where there is no such family."""
+    found = np.full(len(table), "", dtype="<U8")
+    streams = np.isin(kind, STREAMS)
+    for math in np.unique(table.math[~streams]):
+        found[~streams & (table.math == math)] = family_of_math(str(math))
+    for element in np.unique(table.out_dtype[streams]):
+        found[streams & (table.out_dtype == element)] = _FAMILY_OF_TYPE.get(str(element), "")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Physical times of every row, seconds: compute and memory, what overlaps with neither, launch, and the floor.
+
+    `core_s` is compute and memory together; the base prediction is `launch_s + core_s`.
+    """
+
+    rows: classes.Rows
+    compute_s: FloatArray
+    memory_s: FloatArray
+    core_s: FloatArray
+    launch_s: FloatArray
+    floor_s: FloatArray
+
+    @property
+    def time_s(self) -> FloatArray:
+        return np.maximum(self.launch_s + self.core_s, self.floor_s)
+
+
+def sustained_constants(device: Device, rates: Rates) -> Constants:
+    """The analytical constants of `device` with what it is known or ruled to sustain in their place."""
+    constants = constants_for(device)
+    named = {name: value for name, value in constants.by_name.items() if name != "power"}
+    for name, value in rates.analytical().items():
+        named[name] = Constant(value, "learned", device.name)
+    return replace(constants, by_name=named)
+
+
+def base_of(table: KernelTable, device: Device, rates: Rates) -> Base:
+    """The base of every row of `table`: the analytical model with the device's sustained rates."""
+    constants = sustained_constants(device, rates)
+    rows = classes.Rows.of(table, matrix_rates(table.math, table.in_dtype, device), device)
+    compute, memory, extra = classes.parts(rows, device, constants)
+    core = classes.p_norm(compute, memory, constants["overlap"]) + extra
+    launch = constants["launch"] * np.maximum(rows.launches, 1.0)
+    floor = np.maximum(rows.useful / rows.peak, rows.nbytes / device.hbm_bytes_per_s.value)
+    return Base(rows, compute, memory, core, launch, floor)
+
+
+def features(kind: str, table: KernelTable, base: Base, mask: BoolArray, device: Device) -> dict[str, FloatArray]:
+    """Named features of the rows of `kind` that `mask` picks: logarithms to base 2 of ratios and of sizes."""
+    found = _regime(base, mask, device)
+    if kind in PRODUCTS:
+        found |= _product(kind, table, base, mask, device)
+    elif kind in STREAMS:
+        found |= _stream(table, mask)
+    else:
+        found |= _attention(table, mask, device)
+    return found
+
+
+def _log(values: FloatArray) -> FloatArray:
+    return np.log2(np.maximum(values, _TINY))
+
+
+def _column(table: KernelTable, name: str, mask: BoolArray, least: float = 1.0) -> FloatArray:
+    return np.maximum(np.asarray(getattr(table, name)[mask], dtype=np.float64), least)
+
+
+def _alignment(values: FloatArray) -> FloatArray:
+    """How often 2 divides, at most 8 times."""
+    whole = np.maximum(values, 1.0).astype(np.int64)
+    return np.log2(np.minimum(whole & -whole, 256).astype(np.float64))
+
+
+def generation(device: Device) -> float:
+    """Position of the device's architecture among those known, in order of appearance; a new one comes last."""
+    key = constants_for(device).architecture
+    return float(_GENERATIONS.index(key) if key in _GENERATIONS else len(_GENERATIONS))
+
+
+def _regime(base: Base, mask: BoolArray, device: Device) -> dict[str, FloatArray]:
+    compute, memory, launch = base.compute_s[mask], base.memory_s[mask], base.launch_s[mask]
+    nbytes = base.rows.nbytes[mask]
+    cache = device.l2_bytes.value if device.l2_bytes else 1e6
+    ones = np.ones(len(compute))
+    cores = device.cores.value if device.cores else 1.0
+    return {
+        "size": _log(base.core_s[mask] / launch),
+        "balance": np.clip(_log((compute + 1e-9) / (memory + 1e-9)), -12.0, 12.0),
+        "in_cache": _log(nbytes / cache),
+        "ridge": ones * np.log2(device.vector_rate("f32").value / device.hbm_bytes_per_s.value),
+        "cores": ones * np.log2(cores),
+        "generation": ones * generation(device),
+        "bf16": (base.rows.table.in_dtype[mask] == "bf16").astype(np.float64),
+    }
+
+
+def _product(kind: str, table: KernelTable, base: Base, mask: BoolArray, device: Device) -> dict[str, FloatArray]:
+    batch, m, n, k = (_column(table, name, mask) for name in ("batch", "m", "n", "k"))
+    cores = device.cores.value if device.cores else 1.0
+    found = {
+        **{name: _log(values) for name, values in (("b", batch), ("m", m), ("n", n), ("k", k))},
+        **{f"even_{name}": _alignment(values) for name, values in (("m", m), ("n", n), ("k", k))},
+        "aspect": _log(m / n),
+        "wider": (n > m).astype(np.float64),
+        "filled_k": k / (np.ceil(k / 128.0) * 128.0),
+        "out_width": _log(base.rows.table.bytes_written[mask] / np.maximum(batch * m * n, 1.0)),
+    }
+    for high, wide in _TILES:
+        waves = batch * np.ceil(m / high) * np.ceil(n / wide) / cores
+        found[f"waves_{high}x{wide}"] = _log(waves)
+        found[f"last_wave_{high}x{wide}"] = np.ceil(waves) / waves if kind != "moe" else np.ones(len(m))
+        filled = (m / (np.ceil(m / high) * high)) * (n / (np.ceil(n / wide) * wide))
+        found[f"filled_{high}x{wide}"] = filled
+    if kind == "conv":
+        window = ("cc", "co", "ch", "cr", "cs", "stride", "lhs_dilation", "rhs_dilation", "groups", "cn")
+        found |= {name: _log(_column(table, name, mask)) for name in window}
+        found["pad"] = np.asarray(table.pad[mask], dtype=np.float64)
+        found["backward"] = (table.direction[mask] == "bwd").astype(np.float64)
+    if kind == "moe":
+        found |= {name: _log(_column(table, name, mask)) for name in ("experts", "topk")}
+        found["skew"] = _skew(table.epilogue[mask])
+    return found
+
+
+def _skew(routing: TextArray) -> FloatArray:
+    """Exponent of the power law by which tokens choose experts, 0 where they spread evenly, 1 where nobody said."""
+    found = np.ones(len(routing))
+    for text in np.unique(routing):
+        name, _, exponent = str(text).rpartition("_")
+        if str(text) == "balanced":
+            found[routing == text] = 0.0
+        elif name == "power_law":
+            found[routing == text] = float(exponent)
+    return found
+
+
+def _stream(table: KernelTable, mask: BoolArray) -> dict[str, FloatArray]:
+    elems, reduced = _column(table, "elems", mask), _column(table, "reduced", mask)
+    nbytes = _column(table, "bytes_read", mask) + _column(table, "bytes_written", mask)
+    return {
+        "elems": _log(elems),
+        "reduced": _log(reduced),
+        "rows": _log(np.maximum(elems / reduced, 1.0)),
+        "even_reduced": _alignment(reduced),
+        "inputs": np.asarray(table.inputs[mask], dtype=np.float64),
+        "bytes_per_element": nbytes / elems,
+        "operations": np.minimum(_column(table, "vector_flops", mask, 0.0) / elems, 64.0),
+        "transcendentals": np.minimum(_column(table, "transcendentals", mask, 0.0) / elems, 16.0),
+    }
+
+
+def _attention(table: KernelTable, mask: BoolArray, device: Device) -> dict[str, FloatArray]:
+    names = ("batch", "hq", "hkv", "sq", "skv", "d")
+    batch, hq, hkv, sq, skv, d = (_column(table, name, mask) for name in names)
+    cores = device.cores.value if device.cores else 1.0
+    blocks = batch * hq * np.ceil(sq / 128.0) / cores
+    keys = batch * hkv / cores
+    return {
+        **dict(zip(("b", "hq", "hkv", "sq", "skv", "d"), map(_log, (batch, hq, hkv, sq, skv, d)), strict=True)),
+        "group": _log(hq / hkv),
+        "causal": np.asarray(table.causal[mask], dtype=np.float64),
+        "window": _log(np.where(table.window[mask] > 0, _column(table, "window", mask), skv)),
+        "windowed": (table.window[mask] > 0).astype(np.float64),
+        "waves": _log(blocks),
+        "last_wave": np.ceil(blocks) / blocks,
+        "key_waves": _log(keys),
+        "last_key_wave": np.ceil(keys) / keys,
+        "tokens": _log(batch * sq),
+    }

@@ -1,0 +1,254 @@
+"""What a device sustains: shares of its printed peaks, measured where it was, by a frozen rule where it was not.
+
+`backends/models/learned/devices.json` holds the measured shares (each with its source) and the rule's constants.
+A device's own file, a calibration file or one measured product (`calibrate`) comes before both.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from stablecast.backends.analytical.constants import architecture_key
+from stablecast.backends.analytical.rates import FAMILY_OF_MATH
+from stablecast.backends.device import Device
+from stablecast.ir.errors import InputError
+
+MODELS: Final = Path(__file__).parent.parent / "models" / "learned"
+DEVICES_FILE: Final = "devices.json"
+FAMILIES: Final = ("fp32", "tf32", "half", "fp8", "int8")
+MEMORY: Final = "memory"
+_OF_MATH: Final[Mapping[str, str]] = {
+    "fp32": "fp32",
+    "tf32": "tf32",
+    "bf16": "half",
+    "fp16": "half",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "int8": "int8",
+}
+_REFERENCE_MATH: Final[Mapping[str, tuple[str, ...]]] = {
+    "fp32": ("fp32",),
+    "tf32": ("tf32",),
+    "half": ("bf16", "fp16"),
+    "fp8": ("fp8_e4m3",),
+    "int8": ("int8",),
+}
+
+
+def family_of_math(math: str) -> str:
+    """The numeric family of a math mode, empty where no model knows it."""
+    return _OF_MATH.get(math, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A sustained share of a printed peak, with its source. `measured`: on this device; else by the rule."""
+
+    value: float
+    source: str
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Sustained shares by family (`FAMILIES`) and of the memory rate (`memory`); what is not there is not known."""
+
+    shares: Mapping[str, Share]
+
+    def analytical(self) -> dict[str, float]:
+        """The same as constants of the analytical model, by their names there."""
+        found: dict[str, float] = {}
+        for family, share in self.shares.items():
+            if family == MEMORY:
+                found |= {"share.stream": share.value, "share.copy": share.value}
+            else:
+                found[f"sustained.{FAMILY_OF_MATH[_REFERENCE_MATH[family][0]]}"] = share.value
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A measured device as the rule sees it. `density`: watts for each TFLOP/s of the family's peak, None if unknown.
+
+    `lanes`: f32 lanes a core; `lane_density`: watts for each TFLOP/s of these. Process, chip and vendor as
+    `process_of`, `chip_of` and the data sheet give them.
+    """
+
+    family: str
+    share: float
+    device: str
+    chip: str
+    vendor: str
+    process: str
+    lanes: int
+    density: float | None
+    lane_density: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Sustained share of a GPU that nobody measured, from measured ones (`anchors`) and its data sheet.
+
+    A device of the same chip, else of the same vendor and process, nearest in watts per FLOP/s: its share times the
+    ratio of these watts to the power `exponent` (dynamic power grows with the cube of the clock), at most 1. Across
+    processes a FLOP costs less energy each time, so that the watts say nothing: then the median over chips of the
+    family, for `fp32` over those with as many f32 lanes a core (with twice the lanes for each scheduler, loads take
+    issue slots from multiply-adds), if `by_lanes`. Where devices of the process were measured in another family, it
+    is lowered for one with fewer watts for each f32 lane than the nearest of them.
+    """
+
+    anchors: tuple[Anchor, ...]
+    exponent: float
+    by_lanes: bool = True
+
+    def share(self, device: Device, family: str) -> float | None:
+        """The share of `family`'s peak, None where no device of the family was measured or it has no such peak."""
+        own = [anchor for anchor in self.anchors if anchor.family == family]
+        if not own or device.kind != "gpu" or family_peak(device, family) is None:
+            return None
+        density = density_of(device, family)
+        chip, process = chip_of(device.name), process_of(device)
+        for near in (
+            [anchor for anchor in own if anchor.chip == chip],
+            [anchor for anchor in own if anchor.process == process and anchor.vendor == device.vendor],
+        ):
+            known = [anchor for anchor in near if anchor.density]
+            if known and density:
+                best = min(known, key=lambda anchor: abs(math.log(density / (anchor.density or 1.0))))
+                return min(1.0, best.share * (density / (best.density or 1.0)) ** self.exponent)
+        alike = [anchor for anchor in own if anchor.lanes == lanes_of(device)]
+        return self._power(device) * _median_by_chip(alike if family == "fp32" and self.by_lanes and alike else own)
+
+    def _power(self, device: Device) -> float:
+        density = density_of(device, "fp32")
+        process = process_of(device)
+        near = [a.lane_density for a in self.anchors if a.process == process and a.vendor == device.vendor]
+        known = [value for value in near if value]
+        if not known or not density:
+            return 1.0
+        nearest = min(known, key=lambda value: abs(math.log(density / value)))
+        return min(1.0, (density / nearest) ** self.exponent)
+
+
+def _median_by_chip(anchors: Sequence[Anchor]) -> float:
+    by_chip: dict[str, list[float]] = {}
+    for anchor in anchors:
+        by_chip.setdefault(anchor.chip, []).append(anchor.share)
+    return statistics.median(statistics.fmean(shares) for shares in by_chip.values())
+
+
+_PROCESS: Final[Mapping[str, str]] = {
+    "sm_52": "28 nm",
+    "sm_60": "16 nm",
+    "sm_61": "16 nm",
+    "sm_70": "12 nm",
+    "sm_75": "12 nm",
+    "sm_80": "7 nm",
+    "sm_86": "8 nm",
+    "sm_89": "4 nm",
+    "sm_90": "4 nm",
+    "sm_100": "4 nm",
+    "sm_103": "4 nm",
+    "sm_120": "4 nm",
+    "gfx900": "14 nm",
+    "gfx908": "7 nm",
+    "gfx90a": "6 nm",
+    "gfx942": "5 nm",
+    "gfx950": "3 nm",
+}
+"""Manufacturing process by architecture, general knowledge of the vendors' announcements."""
+
+_CHIPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "gh100": ("h100-", "h200-"),
+    "ga100": ("a100-",),
+    "gv100": ("v100-",),
+    "gp100": ("p100-",),
+    "gp102": ("titan-xp", "titan-x-pascal", "gtx-1080-ti"),
+    "gm200": ("m40", "titan-x-maxwell"),
+    "gb100": ("b200-", "gb200", "b300-", "gb300"),
+    "ga102": ("a40", "a6000", "rtx-3090"),
+    "gb202": ("rtx-pro-6000-", "rtx-5090"),
+    "ad102": ("rtx-4090", "l40s"),
+    "aldebaran": ("mi210", "mi250"),
+}
+
+
+def chip_of(device: str) -> str:
+    """The chip on a board: boards of one chip count as one device when devices are left out."""
+    for chip, names in _CHIPS.items():
+        if device.startswith(names):
+            return chip
+    return device
+
+
+def process_of(device: Device) -> str:
+    """The manufacturing process, the architecture's own name where it is not known."""
+    key = architecture_key(device)
+    return _PROCESS.get(key, key)
+
+
+def lanes_of(device: Device) -> int:
+    """f32 lanes a core, 0 where the data sheet does not say."""
+    fact = device.facts.get("fp32_lanes_per_core")
+    return int(fact.value) if fact is not None else 0
+
+
+def density_of(device: Device, family: str) -> float | None:
+    """Watts for each TFLOP/s of the family's peak."""
+    peak = family_peak(device, family)
+    return 1e12 * device.tdp_w.value / peak if device.tdp_w is not None and peak else None
+
+
+def family_peak(device: Device, family: str) -> float | None:
+    """The device's peak FLOP/s in `family`, None where it has none."""
+    for mode in _REFERENCE_MATH[family]:
+        try:
+            return device.matmul_rate(mode).value
+        except InputError:
+            continue
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The file: shares by device, and the rule."""
+
+    devices: Mapping[str, Mapping[str, Share]]
+    rule: Rule
+
+
+@cache
+def read_measured(folder: Path = MODELS) -> Measured:
+    """The shares and the rule of a models folder; empty ones where it holds none."""
+    path = folder / DEVICES_FILE
+    if not path.is_file():
+        return Measured({}, Rule((), 0.0))
+    raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    devices = {
+        name: {family: Share(float(e["value"]), str(e["source"]), True) for family, e in entries.items()}
+        for name, entries in raw["devices"].items()
+    }
+    rule = raw["rule"]
+    anchors = tuple(Anchor(**entry) for entry in rule["anchors"])
+    return Measured(devices, Rule(anchors, float(rule["exponent"]), bool(rule["by_lanes"])))
+
+
+def rates_for(device: Device, folder: Path = MODELS) -> Rates:
+    """What `device` sustains: its own calibration, else measured, else the rule."""
+    measured = read_measured(folder)
+    known = measured.devices.get(device.name, {})
+    shares: dict[str, Share] = {}
+    for family in (*FAMILIES, MEMORY):
+        own = device.sustained.get(family)
+        if own is not None:
+            shares[family] = Share(own.value, own.source, True)
+        elif family in known:
+            shares[family] = known[family]
+        elif family != MEMORY and (value := measured.rule.share(device, family)) is not None:
+            shares[family] = Share(value, "clock rule for devices that nobody measured", False)
+    return Rates(shares)
