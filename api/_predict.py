@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from stablecast._ahead import EXEC, Ahead, ahead_program, can_compile
 from stablecast._capture import capture, load
 from stablecast._measured import MeasuredInput, is_measured
 from stablecast._timeline import TimelineOptions, map_note, pipeline_plan
@@ -20,11 +21,12 @@ from stablecast.backends.staged import predict_pipeline
 from stablecast.frontends.arguments import ArgumentOptions
 from stablecast.frontends.chakra import TracePrograms, is_chakra, read_chakra
 from stablecast.frontends.registry import Request, frontend_for
+from stablecast.frontends.xla import Settings as XlaSettings
 from stablecast.ir.accounting import BUILT_IN_TARGETS, Account, account
 from stablecast.ir.accounting.registry import TARGETS
 from stablecast.ir.accounting.values import Conventions
 from stablecast.ir.device_program import DeviceProgram
-from stablecast.ir.errors import InputError
+from stablecast.ir.errors import InputError, ToolError
 from stablecast.ir.program import Program
 from stablecast.ir.reader import bind_dimensions, dynamic_dimensions, read
 from stablecast.ir.reader.dynamic import unbound
@@ -51,7 +53,8 @@ class Options:
 
     `cache`: whether lowered programs are kept on disk. `platform`: what scripts are lowered for, empty: what the device
     needs. `backend`: as `--backend`. `exec`: `auto` or an execution model. `attention`: `auto`, `flash` or
-    `as-written`. `mesh`: axis -> size for scripts. `arguments`: how scripts get theirs.
+    `as-written`. `mesh`: axis -> size for scripts. `arguments`: how scripts get theirs. `xla`: how XLA compiles where
+    it does.
     """
 
     backend: str = "analytical"
@@ -63,6 +66,7 @@ class Options:
     cache: bool = True
     conventions: Conventions = field(default_factory=Conventions)
     timeline: TimelineOptions = field(default_factory=TimelineOptions)
+    xla: XlaSettings = field(default_factory=XlaSettings)
 
 
 def platform_of(device: Device) -> str:
@@ -79,15 +83,16 @@ def arithmetic_of(device: Device) -> Arithmetic:
     return TF32_ARITHMETIC if "tf32" in device.matrix_flops else PLAIN_ARITHMETIC
 
 
-def choose_exec(workload: Workload, wanted: str) -> tuple[str, tuple[str, ...]]:
-    """The execution model for `workload`, and what is to be said of the choice.
+def choose_exec(workload: Workload, wanted: str, device: Device | None) -> tuple[str, tuple[str, ...]]:
+    """The execution model for `workload` on `device` (None: none in mind), and what is to be said of the choice.
 
-    `auto`: a PyTorch capture runs eagerly, or under TorchInductor where its module was compiled; all else under XLA.
+    `auto`: a PyTorch capture runs eagerly, or under TorchInductor where its module was compiled; all else under XLA,
+    which compiles it where it is installed and knows the device.
     """
     if wanted != AUTO:
         return wanted, ()
     if workload.launches is None:
-        return "xla", ()
+        return EXEC if device is not None and can_compile(device, workload) else "xla", ()
     if workload.metadata.get("compiled"):
         return "inductor", ("torch.compile was asked for: kernels as TorchInductor makes them (--exec inductor)",)
     return "eager", ("PyTorch without torch.compile: one launch for each ATen op (--exec eager)",)
@@ -141,7 +146,7 @@ class Session:
         self.catalogue = catalogue or Catalogue()
         self._workloads: dict[str, Workload] = {}
         self._programs: dict[tuple[str, str], Program] = {}
-        self._lowered: dict[tuple[str, Target], DeviceProgram] = {}
+        self._lowered: dict[tuple[str, Target, str], DeviceProgram] = {}
         self._scheduled: dict[tuple[int, tuple[str, ...]], tuple[DeviceProgram, DeviceProgram]] = {}
         self._traces: TracePrograms | None = None
         self._measured: MeasuredInput | None = None
@@ -228,15 +233,29 @@ class Session:
             return measured.program(device)
         platform = platform_of(device)
         workload = self.workload(platform)
-        chosen, why = choose_exec(workload, self.options.exec)
+        chosen, why = choose_exec(workload, self.options.exec, device)
         target = Target(platform, arithmetic_of(device), workload.launches is None, chosen, self.options.attention)
-        key = (workload.platform, target)
+        ahead = chosen == EXEC
+        key = (workload.platform, target, device.name if ahead else "")
         if key not in self._lowered:
-            lowered = self._lower(workload, target)
+            lowered = self._ahead(workload, target, device) if ahead else self._lower(workload, target)
             platform = workload.platform or lowered.platform
             notes = (*why, *workload.notes, *lowered.notes)
             self._lowered[key] = replace(lowered, platform=platform, notes=notes)
         return self._lowered[key]
+
+    def _ahead(self, workload: Workload, target: Target, device: Device) -> DeviceProgram:
+        """The program as XLA compiles it; where XLA fails and was not asked for, our own with a note."""
+        chosen = Ahead(self.options.xla, self.options.cache)
+        try:
+            return ahead_program(
+                workload, lambda: self._whole(workload)[0], device, target, self.options.conventions, chosen
+            )
+        except ToolError as error:
+            if self.options.exec == EXEC:
+                raise
+            lowered = self._lower(workload, replace(target, exec="xla"))
+            return replace(lowered, notes=(*lowered.notes, f"kernels by our own rules: {error.message}"))
 
     def _lower(self, workload: Workload, target: Target) -> DeviceProgram:
         """The lowered program, from the disk cache where it is kept; what is quickly made is not."""
@@ -279,7 +298,9 @@ class Session:
             raise InputError(f"{self.name} is a measured trace: its kernels are made for a device", "give --on NAME")
         platform = self.options.platform or "cuda"
         workload = self.workload(platform)
-        chosen, why = choose_exec(workload, self.options.exec)
+        chosen, why = choose_exec(workload, self.options.exec, None)
+        if chosen == EXEC:
+            raise InputError("--exec xla-aot compiles for a device", "give --on NAME")
         target = Target(platform, combine=workload.launches is None, exec=chosen, attention=self.options.attention)
         lowered = self._lower(workload, target)
         return replace(lowered, platform=workload.platform or platform, notes=(*why, *lowered.notes))

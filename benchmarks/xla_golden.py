@@ -37,7 +37,8 @@ from stablecast.ir.device_program import Body, Branch, Collective, DeviceProgram
 from stablecast.ir.errors import ToolError
 from stablecast.ir.reader import read
 from stablecast.ir.workload import Workload
-from stablecast.lowering.device import Target, lower
+from stablecast.lowering.device import lower
+from stablecast.lowering.target import Target
 
 TARGET = "h100-sxm"
 ROOT = Path(__file__).resolve().parents[1]

@@ -63,6 +63,24 @@ class Groups:
             rank += index * stride
         return rank
 
+    @property
+    def layout(self) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+        """Count, size, dims and permutation without dims of one, dims that stay neighbours put together.
+
+        Equal for two groups in iota form with the same members in the same order.
+        """
+        kept = [axis for axis in self.permutation if self.dims[axis] > 1]
+        runs: list[list[int]] = []
+        for axis in kept:
+            follows = runs and axis > runs[-1][-1] and all(size == 1 for size in self.dims[runs[-1][-1] + 1 : axis])
+            if follows:
+                runs[-1].append(axis)
+            else:
+                runs.append([axis])
+        order = sorted(range(len(runs)), key=lambda run: runs[run][0])
+        sizes = tuple(math.prod(self.dims[axis] for axis in runs[run]) for run in order)
+        return self.count, self.size, sizes, tuple(order.index(run) for run in range(len(runs)))
+
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         """Each group in turn (cost grows with the number of devices)."""
         if self.ragged:
@@ -194,3 +212,19 @@ def _radices(flat: npt.NDArray[np.int64]) -> list[tuple[int, int]] | None:
     if not np.array_equal(np.asarray(walk).reshape(-1), flat):
         return None
     return radices or [(1, 1)]
+
+
+def named(groups: Groups, mesh: str, axes: Sequence[tuple[str, int]]) -> Groups:
+    """`groups` as those along axes of a mesh, where they are; unchanged where not.
+
+    `axes`: name and size of every axis, major to minor; devices are numbered in that order.
+    """
+    if groups.axes or groups.ragged or groups.num_devices != math.prod(size for _, size in axes):
+        return groups
+    names = [name for name, size in axes if size > 1]
+    for count in range(1, len(names) + 1):
+        for along in itertools.permutations(names, count):
+            found = over_axes(mesh, axes, along)
+            if found.layout == groups.layout:
+                return found
+    return groups

@@ -28,9 +28,18 @@ Csv = Annotated[bool, typer.Option("--csv", help="CSV on standard output.")]
 Backend = Annotated[
     str, typer.Option("--backend", help="A backend, or by kernel class: matmul=systolic,default=analytical.")
 ]
-Exec = Annotated[str, typer.Option("--exec", help="Execution model: auto, xla, inductor or eager.")]
+Exec = Annotated[
+    str, typer.Option("--exec", help="Execution model: auto, xla, xla-aot (XLA itself), inductor or eager.")
+]
 Attention = Annotated[
     str, typer.Option("--attention", help="Attention as one kernel: auto (as the model does), flash or as-written.")
+]
+AcceptTerms = Annotated[
+    bool,
+    typer.Option(
+        "--accept-libtpu-terms",
+        help="You accept libtpu's terms (Google Cloud Platform); --exec xla-aot uses it for TPUs.",
+    ),
 ]
 Mesh = Annotated[list[str], typer.Option("--mesh", help="Mesh axes of a script: data=8,model=4.")]
 For = Annotated[str, typer.Option("--for", help="Platform to lower a script for: cuda, rocm, tpu or cpu.")]
@@ -149,6 +158,7 @@ class ExecutionChoices:
 
     exec_model: Exec = "auto"
     attention: Attention = "auto"
+    accept_libtpu_terms: AcceptTerms = False
     no_cache: NoCache = False
 
 
@@ -192,6 +202,7 @@ def make_options(
 ) -> "Options":
     """The choices of a prediction."""
     from stablecast._predict import Options
+    from stablecast.frontends.xla import Settings
 
     return Options(
         backend,
@@ -203,6 +214,7 @@ def make_options(
         cache=not execution.no_cache,
         conventions=conventions or counting.conventions(),
         timeline=(timeline or TimelineChoices()).options(),
+        xla=Settings(accept_libtpu_terms=execution.accept_libtpu_terms),
     )
 
 

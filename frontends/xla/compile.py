@@ -79,7 +79,7 @@ def compile_ahead(
 
 def _for_gpu(request: Mapping[str, Any], module: bytes, board: str, settings: Settings) -> Compiled:
     described = target_config(board)
-    if not _installed("jax_plugins.xla_cuda12"):
+    if not compiler_installed():
         raise ToolError("--exec xla-aot needs XLA's CUDA compiler, which is not installed", EXTRA)
     base = {**request, "platform": "cuda", "target": described}
     options = {**_UNTUNED, **settings.options}
@@ -104,6 +104,11 @@ def _for_tpu(request: Mapping[str, Any], module: bytes, topology: str, settings:
         raise ToolError("--exec xla-aot for a TPU needs libtpu, which is not installed", TPU_EXTRA)
     base = {**request, "platform": "tpu", "topology": topology, "options": dict(settings.options)}
     return _compiled(base, module, settings, ("compiled by libtpu for a TPU that is not there",))
+
+
+def compiler_installed() -> bool:
+    """Whether XLA's CUDA compiler (extra `xla-gpu`) is there."""
+    return _installed("jax_plugins.xla_cuda12")
 
 
 def _installed(module: str) -> bool:

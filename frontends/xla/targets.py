@@ -58,3 +58,29 @@ def _board(board: str) -> dict[str, Any]:
 def _numbers(held: dict[str, Any]) -> dict[str, Any]:
     """The entries that are a value with its source."""
     return {name: value[0] for name, value in held.items() if isinstance(value, list)}
+
+
+def topology(device: str, count: int) -> str:
+    """The slice of `count` JAX devices as libtpu names it, such as `v5e:4x4`, as square as the number allows.
+
+    Raises `InputError` for a TPU whose slices nobody described, or a number that fills no chips.
+    """
+    known = _held()["tpus"]
+    if device not in known:
+        hint = near_names(device, known) or "known: " + ", ".join(known)
+        raise InputError(f"XLA cannot compile for {device}: there is no description of its slices", hint)
+    held = known[device]
+    chips, rest = divmod(count, held["devices_per_chip"])
+    if rest:
+        raise InputError(f"{count} devices do not fill chips of {device}, which has {held['devices_per_chip']} each")
+    sizes = sorted(_near_square(chips, held["dimensions"]), key=lambda size: (size == 1, size))
+    return f"{held['name']}:{'x'.join(map(str, sizes))}"
+
+
+def _near_square(count: int, dimensions: int) -> list[int]:
+    """`count` as a product of `dimensions` factors, each as near to the root as the rest allows."""
+    if dimensions == 1:
+        return [count]
+    wanted = round(count ** (1 / dimensions))
+    first = next(size for size in range(max(wanted, 1), 0, -1) if count % size == 0)
+    return [first, *_near_square(count // first, dimensions - 1)]

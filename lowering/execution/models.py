@@ -88,6 +88,9 @@ register_model(
     )
 )
 register_model(
+    ExecModel("xla-aot", "XLA itself, compiling for a device that is not there: its kernels as they are", READY_MADE)
+)
+register_model(
     ExecModel(
         "inductor",
         "TorchInductor: products and convolutions as library calls, everything else in fused loops",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablecast.ir.errors import InputError
-from stablecast.ir.groups import Groups, all_devices, from_lists, over_axes
+from stablecast.ir.groups import Groups, all_devices, from_lists, named, over_axes
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,17 @@ def test_unknown_axis_and_foreign_device_are_errors() -> None:
         all_devices(4).members(4)
     with pytest.raises(InputError, match="device 9"):
         Groups(2, 2, ragged=((0, 1), (2, 3))).members(9)
+
+
+@given(st.permutations([("a", 2), ("b", 3), ("c", 1), ("d", 4)]), st.integers(1, 4), st.data())
+def test_named_groups_are_found_from_their_iota_form(
+    axes: list[tuple[str, int]], count: int, data: st.DataObject
+) -> None:
+    along = data.draw(st.permutations([name for name, _ in axes]))[:count]
+    meant = over_axes("mesh", axes, along)
+    plain = from_lists(np.array([list(row) for row in meant]))
+    found = named(plain, "mesh", axes)
+    assert list(found) == list(meant)
+    assert plain.layout == meant.layout
+    if meant.size > 1:
+        assert set(found.axes) == {name for name in along if dict(axes)[name] > 1}

@@ -12,7 +12,8 @@ from stablecast.ir.hlo import is_scheduled
 from stablecast.ir.kernels import KernelRow
 from stablecast.ir.program import Program, Stage
 from stablecast.ir.reader import read
-from stablecast.lowering.device import Target, lower
+from stablecast.lowering.device import lower
+from stablecast.lowering.target import Target
 
 HEADER = "HloModule jit_step, is_scheduled=true, entry_computation_layout={()->f32[]}"
 ADD = """
