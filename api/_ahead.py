@@ -1,13 +1,14 @@
 """`--exec xla-aot`: the program as XLA itself compiles it for a device that is not there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from stablecast.backends.device import Device
+from stablecast.frontends.files import MEMORY
 from stablecast.frontends.xla import Settings, boards, compile_ahead, compiler_installed, target_config, topology
 from stablecast.ir.accounting.values import Conventions
-from stablecast.ir.device_program import Body, Branch, Collective, DeviceProgram, Loop, Node
+from stablecast.ir.device_program import Body, Branch, Buffers, Collective, DeviceProgram, Loop, Node
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import Groups, named
 from stablecast.ir.program import Stage
@@ -71,6 +72,15 @@ def ahead_program(
     options = (chosen.settings.products, sorted(chosen.settings.options.items()))
     key = program_cache.key_of(data, EXEC, about, workload.stage, target, conventions, options, _versions())
     return program_cache.cached(key, make)
+
+
+def with_compiled_memory(program: DeviceProgram, workload: Workload) -> DeviceProgram:
+    """`program` with the memory that the compiler laid out, where a dump says it."""
+    held: Mapping[str, int] | None = workload.metadata.get(MEMORY)
+    if held is None:
+        return program
+    sizes = [int(held[name]) for name in ("argument", "output", "alias", "temp")]
+    return replace(program, buffers=Buffers(*sizes, by_scope=program.buffers.by_scope if program.buffers else {}))
 
 
 def _on_mesh(program: DeviceProgram, workload: Workload) -> DeviceProgram:

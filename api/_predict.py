@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stablecast._ahead import EXEC, Ahead, ahead_program, can_compile
+from stablecast._ahead import EXEC, Ahead, ahead_program, can_compile, with_compiled_memory
 from stablecast._capture import capture, load
 from stablecast._measured import MeasuredInput, is_measured
 from stablecast._timeline import TimelineOptions, map_note, pipeline_plan
@@ -239,6 +239,7 @@ class Session:
         key = (workload.platform, target, device.name if ahead else "")
         if key not in self._lowered:
             lowered = self._ahead(workload, target, device) if ahead else self._lower(workload, target)
+            lowered = with_compiled_memory(lowered, workload)
             platform = workload.platform or lowered.platform
             notes = (*why, *workload.notes, *lowered.notes)
             self._lowered[key] = replace(lowered, platform=platform, notes=notes)

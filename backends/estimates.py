@@ -24,6 +24,7 @@ class Source(StrEnum):
     MEASURED = "measured"
     LEARNED = "learned"
     SIMULATED = "simulated"
+    COMPILER = "compiler"
     ANALYTICAL = "analytical"
     BOUND = "bound"
 

@@ -9,13 +9,16 @@ from stablecast.frontends.registry import Request
 from stablecast.ir import capture_file, mlir
 from stablecast.ir.errors import InputError
 from stablecast.ir.hlo import is_scheduled
-from stablecast.ir.program import Program
+from stablecast.ir.hlo.memory import read_assignment
+from stablecast.ir.program import Program, Stage
 from stablecast.ir.reader import read
 from stablecast.ir.workload import Module, ModuleFormat, Workload
 
 _GZIP = b"\x1f\x8b"
 _ZIP = b"PK\x03\x04"
 MAX_BYTES = 4 * 2**30
+MEMORY = "memory"
+"""Key of the metadata under which the compiler's memory by kind lies: argument, output, alias, temp, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,25 @@ def load(path: Path) -> Workload:
     data = _contents(path)
     if data.startswith(_ZIP):
         return capture_file.from_bytes(data, str(path))
-    return from_module(data, str(path))
+    workload = from_module(data, str(path))
+    memory = _memory_beside(path) if workload.stage is Stage.SCHEDULED else None
+    return workload if memory is None else replace(workload, metadata={**workload.metadata, MEMORY: memory})
+
+
+def _memory_beside(path: Path) -> dict[str, int] | None:
+    """Memory by kind, where XLA's dump left its buffer assignment beside the module."""
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    beside = plain.with_name(f"{plain.stem}-buffer-assignment.txt")
+    found = next((name for name in (beside, beside.with_name(f"{beside.name}.gz")) if name.is_file()), None)
+    held = read_assignment(_contents(found).decode(errors="replace")) if found else None
+    if held is None:
+        return None
+    return {
+        "argument": held.argument_bytes,
+        "output": held.output_bytes,
+        "alias": held.alias_bytes,
+        "temp": held.temp_bytes,
+    }
 
 
 def from_module(data: bytes, source: str) -> Workload:

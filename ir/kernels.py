@@ -47,8 +47,9 @@ class KernelRow:
     `inputs` (boundary operands). FLOPs: `matmul_flops` with edge padding, of which `padded_flops` hit it;
     `dilation_flops`: further ones that an implementation would spend on the zeros of a dilated input, if it does not
     skip them; `vector_flops`, `transcendentals`. `bytes_read`, `bytes_written`: with the device memory.
-    `launches`: kernels started. `library`: `cublas`, `cudnn`, `triton`, `xla`, a custom-call target. `modelled`:
-    False for opaque kernels whose work nobody said.
+    `launches`: kernels started. `estimated_cycles`: what its compiler thinks it takes, 0 if it does not say.
+    `library`: `cublas`, `cudnn`, `triton`, `xla`, a custom-call target. `modelled`: False for opaque kernels whose
+    work nobody said.
     """
 
     klass: str = KernelClass.ELEMENTWISE
@@ -99,6 +100,7 @@ class KernelRow:
     launches: int = 1
     library: str = ""
     label: str = ""
+    estimated_cycles: float = 0
     modelled: int = 1
 
     @property

@@ -39,9 +39,9 @@ class Graph:
     `producer[v]` (a node, or `EXTERNAL`) and `weightless[v]` (a literal that costs no traffic): of value v.
     `consumers[v]`: nodes that read v, in order. `arguments`, `returns`: values. `bodies[i]`: graphs of the regions of
     control-flow node i, `captured[i]` the outer values that they read. `fusion_of[i]`: number of the ready-made fusion
-    that holds node i, -1 if none does. `unit_of[i]`: number (in `units`) of the outermost composite that node i comes
-    from, -1 if it comes from none. `place[i]`: place among the block's own ops of the one that node i comes from.
-    `live[i]`: whether anything needs node i.
+    that holds node i, -1 if none does, `fusions` these fusions by number. `unit_of[i]`: number (in `units`) of the
+    outermost composite that node i comes from, -1 if it comes from none. `place[i]`: place among the block's own ops of
+    the one that node i comes from. `live[i]`: whether anything needs node i.
     """
 
     ops: list[Op] = field(default_factory=list[Op])
@@ -59,6 +59,7 @@ class Graph:
     bodies: dict[int, tuple["Graph", ...]] = field(default_factory=dict[int, tuple["Graph", ...]])
     captured: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     fusion_of: list[int] = field(default_factory=list[int])
+    fusions: list[Op] = field(default_factory=list[Op])
     units: list[Unit] = field(default_factory=list[Unit])
     unit_of: list[int] = field(default_factory=list[int])
     place: list[int] = field(default_factory=list[int])
@@ -192,6 +193,7 @@ class _Builder:
         outermost = self._fusion_number < 0
         if outermost:
             self._fusion_number = self._fusions = self._fusions + 1
+            self._graph.fusions.append(op)
         self._call(op, env, scope)
         if outermost:
             self._fusion_number = -1

@@ -1,7 +1,7 @@
 """A fused group as a row of the kernel table."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stablecast.ir.kernels import KernelClass, KernelRow
@@ -17,6 +17,25 @@ _GATHERS = frozenset({"stablehlo.gather", "stablehlo.dynamic_gather", "stablehlo
 
 
 @dataclass(frozen=True, slots=True)
+class Maker:
+    """What a compiler says of a kernel that it made: the library that runs it, its tiling, and estimated cycles."""
+
+    library: str = ""
+    tiles: str = ""
+    cycles: float = 0
+
+
+def maker_of(graph: Graph, members: Sequence[int]) -> Maker | None:
+    """What the compiler says of the ready-made fusion that holds `members`, None where there is none."""
+    number = graph.fusion_of[members[0]]
+    if number < 0:
+        return None
+    attrs = graph.fusions[number].attrs
+    made = Maker(attrs.get("library", ""), attrs.get("tiles", ""), attrs.get("estimated_cycles", 0.0))
+    return None if made == Maker() else made
+
+
+@dataclass(frozen=True, slots=True)
 class GroupKey:
     """What makes two groups the same kernel: their ops, how these are wired, and which results leave."""
 
@@ -24,6 +43,7 @@ class GroupKey:
     wiring: tuple[int, ...]
     written: tuple[int, ...]
     in_place: tuple[int, ...]
+    maker: Maker | None = None
 
 
 def group_key(graph: Graph, members: Sequence[int], written: Sequence[int], in_place: Sequence[int]) -> GroupKey:
@@ -39,7 +59,11 @@ def group_key(graph: Graph, members: Sequence[int], written: Sequence[int], in_p
     ops = tuple([graph.ops[node].signature for node in members])
     places = {node: place for place, node in enumerate(members)}
     return GroupKey(
-        ops, tuple(wiring), tuple([numbers[value] for value in written]), tuple([places[node] for node in in_place])
+        ops,
+        tuple(wiring),
+        tuple([numbers[value] for value in written]),
+        tuple([places[node] for node in in_place]),
+        maker_of(graph, members),
     )
 
 
@@ -53,6 +77,14 @@ def hero_of(graph: Graph, group: Group) -> int:
 
 def make_row(graph: Graph, group: Group, done: Traffic, arithmetic: Arithmetic) -> KernelRow:
     """The kernel table's row for `group`, whose bytes and arithmetic are `done`."""
+    row = _row(graph, group, done, arithmetic)
+    made = maker_of(graph, sorted(group.members))
+    if made is None:
+        return row
+    return replace(row, library=made.library, label=made.tiles, estimated_cycles=made.cycles)
+
+
+def _row(graph: Graph, group: Group, done: Traffic, arithmetic: Arithmetic) -> KernelRow:
     hero = hero_of(graph, group)
     kind = graph.categories[hero]
     common: dict[str, Any] = {

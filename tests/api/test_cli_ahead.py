@@ -66,7 +66,7 @@ def test_a_dump_is_not_compiled_again(dump: Path) -> None:
 
 
 def test_unknown_execution_models_are_named() -> None:
-    with pytest.raises(InputError, match="known: .*xla-aot"):
+    with pytest.raises(InputError, match=r"known: .*xla-aot"):
         Session("x.mlir", Options(exec="fast"))
 
 
@@ -140,3 +140,25 @@ def test_only_described_gpus_are_compiled_for_by_themselves(tmp_path: Path, monk
 
 def _can(name: str, workload: Any) -> bool:
     return can_compile(Catalogue().resolve(name).device, workload)
+
+
+def test_memory_that_the_compiler_laid_out_stands_beside_the_dump(dump: Path) -> None:
+    beside = dump.with_name("module_0001.jit_step.sm_9.0_gpu_after_optimizations-buffer-assignment.txt")
+    beside.write_text(
+        "allocation 0: size 1000, parameter 0, shape |f32[250]|:\nallocation 1: size 24, preallocated-temp:\n"
+    )
+    made = json.loads(Session(str(dump), Options()).predict("dgx-h100").to_json())
+    assert made["peak_memory_bytes"] == 1024
+
+
+def test_cycles_of_the_compiler_are_a_source_of_their_own(tmp_path: Path) -> None:
+    text = DUMP.decode().replace('"operation_queue_id":"0"', '"window_config":{"estimated_cycles":"170000"}')
+    path = tmp_path / "module_0001.jit_step.tpu_after_optimizations.txt"
+    path.write_text(text.replace("{1,0}", "{1,0:T(8,128)(2,1)}"))
+    made = json.loads(Session(str(path), Options(backend="compiler")).predict("tpu-v5e").to_json())
+    (kernel,) = made["kernels"]
+    clock = Catalogue().resolve("tpu-v5e").device.clock_hz
+    assert clock is not None
+    assert kernel["basis"] == "compiler"
+    assert kernel["time_s"] == pytest.approx(170000 / clock.value)
+    assert made["platform"] == "tpu"

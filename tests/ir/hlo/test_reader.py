@@ -64,6 +64,7 @@ def test_a_generated_product_with_its_epilogue_is_one_kernel() -> None:
     assert (row.klass, row.m, row.n, row.k, row.math) == ("matmul", 64, 32, 128, "bf16")
     assert (row.matmul_flops, row.vector_flops) == (2 * 64 * 32 * 128, 64 * 32)
     assert (row.bytes_read, row.bytes_written) == (2 * (64 * 128 + 128 * 32 + 32), 2 * 64 * 32)
+    assert (row.library, row.label) == ("triton", "16x8")
     (node,) = made.body
     assert (node.scope, node.location.source) == ("jit(step)/mlp/dot_general", "model.py:7")
     assert made.platform in ("cuda", "")
@@ -267,4 +268,5 @@ def test_tiled_layouts_and_estimated_cycles_of_a_tpu() -> None:
     assert found.platform == "tpu"
     fusion: Any = found.main.body.ops[0]
     assert fusion.attrs["estimated_cycles"] == 1234
-    assert rows(lower(found, Target("tpu")))[0].bytes_read == 2 * 128 * 256
+    (row,) = rows(lower(found, Target("tpu")))
+    assert (row.bytes_read, row.estimated_cycles) == (2 * 128 * 256, 1234)
