@@ -7,14 +7,14 @@ A folder of hardware holds `devices/NAME.yaml`, `systems/NAME.yaml`, `aliases.ya
 
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final, cast
 
 from stablecast.backends.device import Device, System
 from stablecast.backends.hardware import checks, show
-from stablecast.backends.hardware.build import build_device, build_system
+from stablecast.backends.hardware.build import build_device, build_system, build_tiers
 from stablecast.backends.hardware.schema import (
     DeviceFile,
     SystemFile,
@@ -242,7 +242,8 @@ class Catalogue:
             device = self.device(file.device)
         number = count or file.count or 1
         if not file.dims:
-            return self._system(name, device, number, file.system or device.system)
+            made = self._system(name, device, number, file.system or device.system)
+            return replace(made, tiers=build_tiers((file,), device, path.name)) if file.tiers else made
         return build_system(name, device, number, file, str(path.name))
 
 

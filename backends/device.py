@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from stablecast.backends import units
-from stablecast.ir.errors import InputError
+from stablecast.ir.errors import InputError, near_names
 
 if TYPE_CHECKING:
     from stablecast.backends.placement import Placement
@@ -278,10 +278,32 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryTier:
+    """Memory beyond the device's own: the host's, or storage.
+
+    `read_bytes_per_s`, `write_bytes_per_s`: of one device, to and from it. `latency_s`: of a transfer. `nbytes`: one
+    device's share of its capacity, None where it is not stated. `shared_by`: devices that share these rates.
+    """
+
+    name: str
+    read_bytes_per_s: Quantity
+    write_bytes_per_s: Quantity
+    latency_s: Quantity
+    nbytes: Quantity | None = None
+    shared_by: int = 1
+
+    def seconds(self, nbytes: float, *, load: bool) -> float:
+        """Seconds to load or store `nbytes` on every device that shares the tier at once."""
+        rate = self.read_bytes_per_s if load else self.write_bytes_per_s
+        return self.latency_s.value + nbytes * self.shared_by / rate.value
+
+
+@dataclass(frozen=True, slots=True)
 class System:
     """`count` equal devices and their network. `name`: what the user asked for, without the count.
 
-    `placement`: where the devices of a mesh lie, None where ids count the innermost dimension first.
+    `placement`: where the devices of a mesh lie, None where ids count the innermost dimension first. `tiers`: memory
+    beyond the devices' own.
     """
 
     name: str
@@ -290,3 +312,13 @@ class System:
     network: Network
     notes: tuple[str, ...] = ()
     placement: "Placement | None" = None
+    tiers: tuple[MemoryTier, ...] = ()
+
+    def tier(self, name: str) -> MemoryTier:
+        """The memory tier of that name. Raises `InputError` with those that the system has."""
+        for tier in self.tiers:
+            if tier.name == name:
+                return tier
+        known = [tier.name for tier in self.tiers]
+        hint = near_names(name, known) or (f"it has {', '.join(known)}" if known else "add tiers: to a system file")
+        raise InputError(f"system {self.name} has no memory tier '{name}'", hint)

@@ -20,7 +20,7 @@ class Kernel:
     it reads. `after`: nodes that a schedule puts before it without data between them. `held_bytes`: of results that are
     freed after their last reader. `ahead`: it needs parameters and counters only, so that it may run before the rest
     of its step, or trips before the rest of its trip. `origin`: which nodes it stands for, while a schedule pass is
-    checked.
+    checked. `arguments`: of the step that it reads or overwrites, by number.
     """
 
     row: int
@@ -34,6 +34,7 @@ class Kernel:
     held_bytes: int = 0
     ahead: bool = False
     origin: tuple[int, ...] = ()
+    arguments: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Collective:
     `kind`: StableHLO op name without dialect (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`,
     `collective_broadcast`, `collective_permute`). `operand_bytes`, `result_bytes`: of one device. `merged`: program
     collectives that a combiner made one. `shift`: of a permutation that is one, how far along which axis. `held_bytes`,
-    `ahead`, `origin`: as of a `Kernel`.
+    `ahead`, `origin`, `arguments`: as of a `Kernel`.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Collective:
     held_bytes: int = 0
     ahead: bool = False
     origin: tuple[int, ...] = ()
+    arguments: tuple[int, ...] = ()
 
     @property
     def message_bytes(self) -> int:
@@ -73,9 +75,10 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class P2P:
-    """A send or receive; both ends follow from one value.
+    """A send or receive, whose ends follow from one value; or a load from or store to a memory tier.
 
-    `direction`: `send` or `recv`. `shift`: peer coordinate minus own along `axis`. `tag` matches the two ends.
+    `direction`: `send` or `recv`; `load` or `store` with the tier's name as `axis`. `shift`: peer coordinate minus own
+    along `axis`. `tag` matches the two ends.
     """
 
     direction: str
@@ -123,6 +126,7 @@ class Loop:
     micro_batches: MicroBatches | None = None
     held_bytes: int = 0
     origin: tuple[int, ...] = ()
+    arguments: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,7 @@ class Branch:
     after: tuple[int, ...] = ()
     held_bytes: int = 0
     origin: tuple[int, ...] = ()
+    arguments: tuple[int, ...] = ()
 
 
 Node = Kernel | Collective | P2P | Loop | Branch
@@ -164,6 +169,15 @@ class Buffers:
 
 
 @dataclass(frozen=True, slots=True)
+class ArgumentBuffer:
+    """An argument of the step on one device. `overwritten`: a result takes over its buffer."""
+
+    name: str
+    nbytes: int
+    overwritten: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Unmodelled:
     """An op that no rule covers: how often it runs, the bytes it moves, and its share of the program's bytes."""
 
@@ -182,7 +196,7 @@ class DeviceProgram:
     `model_flops`: matrix FLOPs without recomputation and padding by math mode, where a frontend knows them better than
     the scopes of the kernels tell; `exec_model`: what one launch is (`xla`, `eager`, ...). `complete` is False where
     `unmodelled` ops or unknown counts leave the total a lower bound. `stage_axis`: mesh axis along which the stages of
-    a pipeline lie that all run this program, empty where there is none.
+    a pipeline lie that all run this program, empty where there is none. `arguments`: of the step, where known.
     """
 
     name: str
@@ -200,6 +214,7 @@ class DeviceProgram:
     complete: bool = True
     notes: tuple[str, ...] = ()
     stage_axis: str = ""
+    arguments: tuple[ArgumentBuffer, ...] = ()
 
     @property
     def num_stages(self) -> int:

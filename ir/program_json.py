@@ -53,7 +53,8 @@ class _Writer:
         place = node.location
         where = [self._text(place.scope), self._text(place.file), place.line]
         ahead = isinstance(node, Kernel | Collective) and node.ahead
-        return [self._text(node.scope), where, list(node.deps), list(node.after), node.held_bytes, int(ahead)]
+        read = [] if isinstance(node, P2P) else list(node.arguments)
+        return [self._text(node.scope), where, list(node.deps), list(node.after), node.held_bytes, int(ahead), read]
 
     def _node(self, node: Node) -> list[Any]:
         common = self._common(node)
@@ -80,7 +81,12 @@ class _Reader:
         self._places: dict[tuple[int, int, int], Location] = {}
 
     def body(self, held: Sequence[Any]) -> Body:
-        return tuple([self._node(*entry) for entry in held])
+        return tuple([self._reading(*entry) for entry in held])
+
+    def _reading(self, kind: str, common: Sequence[Any], *own: Any) -> Node:
+        """A node with the arguments that it reads."""
+        node = self._node(kind, common, *own)
+        return replace(node, arguments=tuple(common[6])) if common[6] and not isinstance(node, P2P) else node
 
     def _place(self, where: Sequence[int]) -> Location:
         key = (where[0], where[1], where[2])

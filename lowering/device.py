@@ -7,13 +7,13 @@ from stablecast.ir.accounting.context import Context, label_of
 from stablecast.ir.accounting.values import Conventions, OpWork
 from stablecast.ir.attributes import Shift
 from stablecast.ir.device_program import (
+    ArgumentBuffer,
     Body,
     Branch,
     Collective,
     DeviceProgram,
     Kernel,
     Loop,
-    Node,
     Unmodelled,
 )
 from stablecast.ir.errors import InputError
@@ -36,6 +36,8 @@ from stablecast.lowering.partition.stages import micro_batch_loops, stage_axes
 from stablecast.lowering.rows import group_key, hero_of, make_row
 from stablecast.lowering.target import Target
 from stablecast.lowering.traffic import Traffic, traffic, written_values
+
+LoweredNode = Kernel | Collective | Loop | Branch
 
 
 def lower(
@@ -92,6 +94,8 @@ class _Lowering:
         self._opaque: dict[str, _Opaque] = {}
         self._bytes = 0.0
         stages = stage_axes(program)
+        self._main: Graph | None = None
+        self._numbers: dict[int, int] = {}
         self._stage_axis = stages[0] if len(stages) == 1 else ""
         self._micro_batches = micro_batch_loops(program, self._stage_axis) if self._stage_axis else {}
 
@@ -105,6 +109,7 @@ class _Lowering:
             if argument.aliases_output is not None
         }
         residents = Residents(kept=set(graph.arguments) - donated, donated=donated)
+        self._main, self._numbers = graph, {value: number for number, value in enumerate(graph.arguments)}
         body, work, temp = self._body(graph, residents, 1.0, self._launches)
         open_counts = any(self._value(symbol) is None for symbol in work.symbols)
         return DeviceProgram(
@@ -121,6 +126,10 @@ class _Lowering:
             complete=not self._opaque and not open_counts,
             notes=(*program.notes, *self._notes()),
             stage_axis=self._stage_axis,
+            arguments=tuple(
+                ArgumentBuffer(argument.name, graph.types[value].nbytes, value in donated)
+                for value, argument in zip(graph.arguments, program.main.arguments, strict=False)
+            ),
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -147,16 +156,19 @@ class _Lowering:
         needed = set(graph.returns)
         for group in groups:
             needed |= group.reads
+        whole = graph is self._main
         liveness = Liveness(graph, groups, residents)
         home = {node: index for index, group in enumerate(groups) for node in group.roots}
         ahead = runs_ahead(graph, loop=loop)
-        nodes: list[Node] = []
+        nodes: list[LoweredNode] = []
         summed = SymbolicWork()
         for index, group in enumerate(groups):
             deps = {home[graph.producer[value]] for value in group.reads if graph.producer[value] in home} - {index}
             node, work, inner = self._node(graph, group, needed, liveness, runs)
             held = liveness.step(index, inner)
-            nodes.append(_placed(node, tuple(sorted(deps)), held, bool(group.members) and ahead >= group.members))
+            placed = _placed(node, tuple(sorted(deps)), held, bool(group.members) and ahead >= group.members)
+            read = sorted(self._numbers[value] for value in group.reads if value in self._numbers) if whole else ()
+            nodes.append(replace(placed, arguments=tuple(read)) if read else placed)
             plain = len(work.terms) == 1 and () in work.terms
             summed = _plus(summed, work.terms[()]) if plain else summed + work
         body = tuple(nodes)
@@ -165,7 +177,7 @@ class _Lowering:
 
     def _node(
         self, graph: Graph, group: Group, needed: set[int], liveness: Liveness, runs: float
-    ) -> tuple[Node, SymbolicWork, int]:
+    ) -> tuple[LoweredNode, SymbolicWork, int]:
         if not group.roots:
             return self._bare(group.launch, runs)
         lead = group.roots[0]
@@ -180,7 +192,7 @@ class _Lowering:
 
     def _kernel(
         self, graph: Graph, group: Group, needed: set[int], liveness: Liveness, runs: float
-    ) -> tuple[Node, SymbolicWork, int]:
+    ) -> tuple[LoweredNode, SymbolicWork, int]:
         written = written_values(graph, group, needed)
         in_place = liveness.in_place(group)
         members = sorted(group.members)
@@ -209,7 +221,7 @@ class _Lowering:
     def _launch_count(self, launch: int) -> int:
         return launches_of(self._launches.launches[launch]) if self._launches and launch >= 0 else 1
 
-    def _bare(self, number: int, runs: float) -> tuple[Node, SymbolicWork, int]:
+    def _bare(self, number: int, runs: float) -> tuple[LoweredNode, SymbolicWork, int]:
         """An ATen call that no op stands for: a kernel known by the shapes of the call."""
         assert self._launches is not None
         launch = self._launches.launches[number]
@@ -260,7 +272,7 @@ class _Lowering:
         everyone = all_devices(self._program.num_devices)
         return groups if isinstance(groups, Groups) and groups.num_devices else everyone
 
-    def _control(self, graph: Graph, node: int, runs: float) -> tuple[Node, SymbolicWork, int]:
+    def _control(self, graph: Graph, node: int, runs: float) -> tuple[LoweredNode, SymbolicWork, int]:
         op, bodies = graph.ops[node], graph.bodies[node]
         scope, location = graph.scopes[node], graph.location(node)
         if op.name == "stablehlo.while":
@@ -274,7 +286,7 @@ class _Lowering:
 
     def _branch(
         self, graphs: Sequence[Graph], runs: float, scope: str, location: Location
-    ) -> tuple[Node, SymbolicWork, int]:
+    ) -> tuple[LoweredNode, SymbolicWork, int]:
         """One of several bodies runs; kernels of each are counted by its probability, where there is one."""
         choice = self._conventions.branch
         chances = _chances(graphs, choice) if isinstance(choice, float) else None
@@ -295,7 +307,7 @@ class _Lowering:
         return self._body(graph, Residents(kept=set(), donated=set(graph.arguments)), runs, loop=loop)
 
 
-def _placed(node: Node, deps: tuple[int, ...], held_bytes: int, ahead: bool) -> Node:
+def _placed(node: LoweredNode, deps: tuple[int, ...], held_bytes: int, ahead: bool) -> LoweredNode:
     if isinstance(node, Kernel | Collective):
         return replace(node, deps=deps, held_bytes=held_bytes, ahead=ahead)
     return replace(node, deps=deps, held_bytes=held_bytes)

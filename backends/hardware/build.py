@@ -6,10 +6,24 @@ from dataclasses import replace
 from typing import Final
 
 from stablecast.backends import units
-from stablecast.backends.device import Device, Fact, Label, Link, Network, NetworkDim, Quantity, System
+from stablecast.backends.device import (
+    ASSUMPTION,
+    Device,
+    Fact,
+    Label,
+    Link,
+    MemoryTier,
+    Network,
+    NetworkDim,
+    Quantity,
+    System,
+)
 from stablecast.backends.hardware.schema import FACT_FIELDS, DeviceFile, DimFile, EfficiencyTable, FactRef, SystemFile
 from stablecast.ir.errors import InputError
 
+HOST: Final = "host"
+HOST_LATENCY_S: Final = 10e-6
+"""Start of a copy between device and host (assumption)."""
 _GIB_PER_GB: Final = 2.0**30 / 1e9
 _ELEMENT: Final = {"fp64": "f64", "fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "i8"}
 _MODES: Final = {"fp8": ("fp8_e4m3", "fp8_e5m2")}
@@ -143,7 +157,7 @@ def build_system(name: str, device: Device, count: int, family: SystemFile | Non
     if count < 1:
         raise InputError(f"{name}:{count} is not a system", "the count after ':' is a whole number from 1 up")
     if count == 1:
-        return System(name, device, 1, Network())
+        return System(name, device, 1, Network(), tiers=build_tiers((family,), device, where))
     if family is None or not family.dims:
         raise InputError(
             f"device {device.name} names no network for {count} devices",
@@ -168,7 +182,24 @@ def build_system(name: str, device: Device, count: int, family: SystemFile | Non
     if left > 1:
         raise InputError(f"{count} x {device.name} is more than {where} can hold", f"at most {count // left}")
     sizes = [f"{dim.size} ({dim.name}, {dim.kind.replace('_', ' ')})" for dim in dims]
-    return System(name, device, count, Network(tuple(dims)), (" x ".join(sizes), *notes))
+    said = (" x ".join(sizes), *notes)
+    return System(name, device, count, Network(tuple(dims)), said, tiers=build_tiers((family,), device, where))
+
+
+def build_tiers(files: Sequence[SystemFile | None], device: Device, where: str) -> tuple[MemoryTier, ...]:
+    """The memory tiers that files state, the first that names one, and the host's by the device's own link to it."""
+    found: dict[str, MemoryTier] = {}
+    for file in files:
+        for spec in file.tiers if file else ():
+            read = _resolve(spec.read, device, where)
+            write = _resolve(spec.write, device, where) if spec.write else read
+            made = MemoryTier(spec.name, read, write, spec.latency, spec.capacity, spec.shared_by)
+            found.setdefault(spec.name, made)
+    rate = device.host_bytes_per_s
+    if rate is not None and HOST not in found:
+        latency = Quantity(HOST_LATENCY_S, units.SECOND, ASSUMPTION, "low")
+        found[HOST] = MemoryTier(HOST, rate, rate, latency)
+    return tuple(found.values())
 
 
 def _resolve(spec: FactRef | Quantity, device: Device, where: str) -> Quantity:

@@ -275,8 +275,21 @@ class DimFile(_File):
     in_network: bool = False
 
 
+class TierFile(_File):
+    """Memory beyond the device's own (host, ssd): rates to a device (`read`) and from it (`write`, as `read` unless
+    given), `latency` of a transfer, `capacity`: one device's share, `shared_by`: devices that share the rates."""
+
+    name: str
+    read: Annotated[FactRef | Quantity, BeforeValidator(_rate_or_ref)]
+    write: Annotated[FactRef | Quantity | None, BeforeValidator(_rate_or_ref)] = None
+    latency: Duration
+    capacity: Bytes | None = None
+    shared_by: int = Field(default=1, ge=1)
+
+
 class SystemFile(_File):
-    """A network family (`dims`), or a machine: a `device`, its `count`, and a `system` or `dims` of its own."""
+    """A network family (`dims`), or a machine: a `device`, its `count`, and a `system` or `dims` of its own. `tiers`:
+    memory beyond the devices' own."""
 
     name: str = ""
     about: str = ""
@@ -284,6 +297,7 @@ class SystemFile(_File):
     system: str = ""
     count: int | None = Field(default=None, ge=1)
     dims: tuple[DimFile, ...] = ()
+    tiers: tuple[TierFile, ...] = ()
 
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from stablecast.backends.astrasim import ReferenceModel
 from stablecast.backends.collectives import CollectiveEstimate, CollectiveModel
@@ -16,6 +16,10 @@ from stablecast.ir.types import Count
 StreamKey = tuple[str, tuple[str, ...] | int]
 COMPUTE: StreamKey = ("compute", 0)
 _TRIPS = 3
+MOVES: Final = ("load", "store")
+"""Directions of a `P2P` that goes to a memory tier."""
+_MOVE_RANGE: Final = (0.95, 1.3)
+"""Low and high of a transfer to a memory tier over its stated rate: assumptions."""
 
 
 class Kind(IntEnum):
@@ -77,7 +81,7 @@ class Flattener:
         reference = settings.collectives == "astra-sim" and system.count > 1
         self._model: Costs = ReferenceModel(system) if reference else CollectiveModel(system)
         self._priced: dict[tuple[object, ...], CollectiveEstimate] = {}
-        self._loops, self._settings = loops, settings
+        self._loops, self._settings, self._system = loops, settings, system
         self._numbers: dict[StreamKey, int] = {COMPUTE: 0}
         self._in_order = settings.starts == "in-order"
         self._issued = -1
@@ -164,14 +168,20 @@ class Flattener:
 
     def _price(self, node: Collective | P2P) -> CollectiveEstimate:
         if isinstance(node, P2P):
-            key: tuple[object, ...] = ("p2p", node.axis, node.shift, node.nbytes)
+            key: tuple[object, ...] = (node.direction in MOVES, node.direction, node.axis, node.shift, node.nbytes)
         else:
             key = (node.kind, node.groups, node.message_bytes)
         found = self._priced.get(key)
         if found is None:
-            found = self._model.p2p(node) if isinstance(node, P2P) else self._model.estimate(self._received(node))
+            found = self._message(node) if isinstance(node, P2P) else self._model.estimate(self._received(node))
             self._priced[key] = found
         return found
+
+    def _message(self, node: P2P) -> CollectiveEstimate:
+        if node.direction not in MOVES:
+            return self._model.p2p(node)
+        seconds = self._system.tier(node.axis).seconds(node.nbytes, load=node.direction == "load")
+        return CollectiveEstimate(seconds, seconds * _MOVE_RANGE[0], seconds * _MOVE_RANGE[1], node.axis)
 
     def _received(self, node: Collective) -> Collective:
         """An all-to-all as large as the busiest receiver sees it."""

@@ -7,7 +7,7 @@ from stablecast.backends.device import System
 from stablecast.backends.estimates import Estimates
 from stablecast.backends.schedule.accounts import Accounts, account
 from stablecast.backends.schedule.contended import Contended
-from stablecast.backends.schedule.flat import Flat, Flattener
+from stablecast.backends.schedule.flat import MOVES, Flat, Flattener
 from stablecast.backends.schedule.meeting import Meetings, RoleInput
 from stablecast.backends.schedule.play import Played, play
 from stablecast.backends.schedule.settings import Contention, ScheduleSettings
@@ -100,6 +100,10 @@ def _contend(
     def shares(role: int, index: int) -> tuple[float, float]:
         node = flats[role].nodes[index]
         assert isinstance(node, Collective | P2P)
+        if isinstance(node, P2P) and node.direction in MOVES:
+            return 0.0, contention.of_memory(
+                node.nbytes / contention.memory_passes, flats[role].time_s[index], system.device
+            )
         nbytes = node.nbytes if isinstance(node, P2P) else node.message_bytes
         return cores, contention.of_memory(nbytes, flats[role].time_s[index], system.device)
 
@@ -114,6 +118,8 @@ def _contend(
         node = flats[role].nodes[index]
         if not contention.share_links or node is None or isinstance(node, Kernel):
             return ()
+        if isinstance(node, P2P) and node.direction in MOVES:
+            return (f"{node.direction} {node.axis}",)
         return tuple(span.dim.name for span in model.covered(node))
 
     return Contended(flats, meet, shares, bound, links).run()

@@ -5,7 +5,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
 
-from stablecast.ir.device_program import Buffers, Collective, DeviceProgram, Unmodelled
+from stablecast.ir.device_program import ArgumentBuffer, Buffers, Collective, DeviceProgram, Unmodelled
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import Groups
 from stablecast.ir.kernels import KernelRow, KernelTable
@@ -84,6 +84,7 @@ def program_to_json(program: DeviceProgram) -> dict[str, Any]:
         "complete": program.complete,
         "notes": list(program.notes),
         "stage_axis": program.stage_axis,
+        "arguments": [[one.name, one.nbytes, int(one.overwritten)] for one in program.arguments],
     }
 
 
@@ -109,6 +110,7 @@ def program_of_json(held: Mapping[str, Any], body: tuple[Any, ...], where: str) 
             complete=held["complete"],
             notes=tuple(held["notes"]),
             stage_axis=held.get("stage_axis", ""),
+            arguments=tuple(ArgumentBuffer(one[0], one[1], bool(one[2])) for one in held.get("arguments", ())),
         )
     except (KeyError, TypeError) as error:
         raise InputError(f"{where}: not a program file of this version ({error})") from None

@@ -262,6 +262,10 @@ class _Maker:
         return number
 
     def _p2p(self, node: P2P, deps: list[int]) -> tuple[int, ...]:
+        if node.direction in ("load", "store"):
+            kind = NodeType.MEM_LOAD if node.direction == "load" else NodeType.MEM_STORE
+            name = f"MEM_{node.direction.upper()}_NODE_{node.axis}_{self._id}"
+            return (self._add(memory_node(self._id, name, kind, node.nbytes, deps)),)
         size = self._layout.size(node.axis)
         if node.direction not in ("send", "recv"):
             raise InputError(f"a transfer at {node.scope or 'the top'} is '{node.direction}', neither send nor recv")

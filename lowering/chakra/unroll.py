@@ -151,7 +151,7 @@ def _is_nothing(node: Leaf) -> bool:
     """A collective of one rank or a transfer of no bytes, which consumers hang on."""
     if isinstance(node, Collective):
         return node.groups.size < 2 or node.operand_bytes < 1
-    return isinstance(node, P2P) and (node.nbytes < 1 or node.shift == 0)
+    return isinstance(node, P2P) and (node.nbytes < 1 or (node.shift == 0 and node.direction in ("send", "recv")))
 
 
 def _order(body: Body) -> Sequence[int]:
