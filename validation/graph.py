@@ -115,7 +115,7 @@ def _texts(items: Sequence[Item], indices: Sequence[int]) -> tuple[str, ...]:
 
 def _order(matching: Matching) -> tuple[int, tuple[str, ...]]:
     """Predicted dependencies whose ends are both matched, and those that the measurement breaks."""
-    partner = {pair.predicted: pair.measured for pair in matching.pairs if pair.how != "order"}
+    partner = {pair.predicted: pair.measured for pair in matching.pairs if pair.firm and pair.how != "order"}
     checked, faults = 0, list[str]()
     for number, item in enumerate(matching.predicted):
         for dep in item.deps:

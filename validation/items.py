@@ -19,6 +19,7 @@ from stablecast.validation.collectives import MeasuredCollective, collectives, s
 from stablecast.validation.kernel_names import WEIGHT_GRADIENT, MeasuredClass
 from stablecast.validation.launches import scope_path
 from stablecast.validation.measured import MeasuredRun
+from stablecast.validation.operators import plain_operator
 
 MAX_ITEMS: Final = 50_000
 """Kernels of a prediction that are laid out one by one; loops beyond that stay one item each."""
@@ -78,14 +79,20 @@ class Item:
         return self.klass is MeasuredClass.COMMUNICATION
 
 
-def measured_items(run: MeasuredRun, step: int, waits_s: Mapping[int, float] | None = None) -> tuple[Item, ...]:
+def measured_items(
+    run: MeasuredRun, step: int, waits_s: Mapping[int, float] | None = None, *, gradients_apart: bool = True
+) -> tuple[Item, ...]:
     """The work of step `step`, kernels of one operator call together.
 
     `waits_s`: by position, the part of a collective's time in which it waited for other ranks, which is left out.
+    `gradients_apart`: whether the two gradients of a convolution are two items.
     """
     talk = {entry.position: entry for entry in collectives(run)}
     origin = run.windows[step][0] if run.windows else 0.0
-    found = [(positions, _measured(run, positions, origin, talk)) for positions in units(run, step, talk)]
+    found = [
+        (positions, _measured(run, positions, origin, talk))
+        for positions in units(run, step, talk, apart=gradients_apart)
+    ]
     waits = waits_s or {}
     return tuple(_without(item, sum(waits.get(position, 0.0) for position in positions)) for positions, item in found)
 
@@ -96,15 +103,17 @@ def _without(item: Item, wait_s: float) -> Item:
     return replace(item, time_s=item.time_s - wait_s, exposed_s=max(item.exposed_s - wait_s, 0.0))
 
 
-def units(run: MeasuredRun, step: int, talk: Container[int]) -> tuple[list[int], ...]:
+def units(run: MeasuredRun, step: int, talk: Container[int], *, apart: bool = True) -> tuple[list[int], ...]:
     """Positions of the work of step `step`, those that one operator call launched together; `talk`: of collectives.
 
-    The two gradients of a convolution, which one call launches one after the other, are two units.
+    With `apart`, the two gradients of a convolution, which one call launches one after the other, are two units.
     """
     found: dict[tuple[int, int], list[int]] = {}
     for position in np.nonzero(run.step == step)[0].tolist():
         alone = run.op[position] < 0 or position in talk
         found.setdefault((-1, position) if alone else (int(run.op[position]), -1), []).append(position)
+    if not apart:
+        return tuple(found.values())
     return tuple(part for unit in found.values() for part in _gradients(run, unit))
 
 
@@ -139,7 +148,7 @@ def _measured(run: MeasuredRun, positions: list[int], origin: float, talk: Mappi
     name = run.op_name(main) or run.name(main)
     return Item(
         klass, name, work_scope(run, event, op), measured_shape(klass, args), time, start, stream,
-        nbytes=float(run.events.nbytes[positions[0]]), parts=len(positions), op=run.op_name(main),
+        nbytes=float(run.events.nbytes[positions[0]]), parts=len(positions), op=plain_operator(run.op_name(main)),
     )  # fmt: skip
 
 
@@ -195,9 +204,9 @@ def predicted_shape(row: KernelRow) -> Shape:
 def _operator(name: str) -> str:
     """PyTorch's operator in a label (`aten::mm`) or a location (`aten.mm.default`), empty for all else."""
     if "::" in name:
-        return name
+        return plain_operator(name)
     namespace, dot, rest = name.partition(".")
-    return f"{namespace}::{rest.split('.')[0]}" if dot and namespace in _NAMESPACES else ""
+    return plain_operator(f"{namespace}::{rest.split('.')[0]}") if dot and namespace in _NAMESPACES else ""
 
 
 def predicted_items(

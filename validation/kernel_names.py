@@ -71,14 +71,13 @@ KERNEL_NAMES: Final[tuple[tuple[MeasuredClass, tuple[str, ...]], ...]] = (
             r"Stream Wait",
         ),
     ),
-    # copies between memories, as profilers spell them and as XLA and CUDA kernels do them
+    # copies within a device's memory, then those between memories
+    (C.COPY, (r"[Mm]emcpy[ _]?D(evice)?(to|2)D(evice)?\b", r"MemcpyDeviceToDevice", r"CopyDeviceToDevice")),
     (
         C.MEMCPY,
         (
             r"^\[?(CUDA )?mem(ory)?cpy",
             r"^Memcpy",
-            r"MemcpyDeviceToDevice",
-            r"CopyDeviceToDevice",
             r"hipMemcpy",
         ),
     ),

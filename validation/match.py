@@ -6,17 +6,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from stablecast.validation.items import Item
+from stablecast.validation.kernel_names import MeasuredClass
 
 _LONG: Final = 3000
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Item numbers of both sides, and by what: `collective`, `operator`, `scope`, `shape` or `order`."""
+    """Item numbers of both sides, and by what: `collective`, `operator`, `scope`, `shape` or `order`.
+
+    `firm`: both sides had as many of that kind, so that the k-th of one is the k-th of the other.
+    """
 
     measured: int
     predicted: int
     how: str
+    firm: bool = True
 
 
 @dataclass(frozen=True)
@@ -31,9 +36,10 @@ class Matching:
 
     @property
     def matched_share(self) -> float:
-        """Share of the measured device time that has a predicted partner."""
-        total = sum(item.time_s for item in self.measured)
-        return sum(self.measured[pair.measured].time_s for pair in self.pairs) / total if total else 0.0
+        """Share of the measured device time that has a predicted partner, copies between host and device apart."""
+        total = sum(item.time_s for item in self.measured if item.klass is not MeasuredClass.MEMCPY)
+        own = (self.measured[pair.measured] for pair in self.pairs)
+        return sum(item.time_s for item in own if item.klass is not MeasuredClass.MEMCPY) / total if total else 0.0
 
     @property
     def predicted_share(self) -> float:
@@ -57,9 +63,10 @@ def match(measured: Sequence[Item], predicted: Sequence[Item]) -> Matching:
     work.by_key(lambda item: (item.op, item.scope) if item.op and item.scope else None, "operator", equal_numbers=True)
     work.by_key(lambda item: (item.klass, item.scope, item.shape) if item.scope and item.shape else None, "scope")
     work.by_key(lambda item: (item.klass, item.scope) if item.scope else None, "scope", equal_numbers=True)
-    work.by_key(lambda item: (item.klass, item.op, item.shape) if item.op and item.shape else None, "operator")
+    work.by_key(lambda item: (item.op, item.shape) if item.op and item.shape else None, "operator")
     work.by_key(lambda item: (item.klass, item.shape) if item.shape else None, "shape")
     work.by_key(lambda item: item.op or None, "operator", equal_numbers=True)
+    work.by_key(lambda item: item.op or None, "order")
     work.by_order()
     return work.done()
 
@@ -80,7 +87,7 @@ class _Work:
             right = theirs.get(found, [])
             if equal_numbers and len(left) != len(right):
                 continue
-            self._take(zip(left, right, strict=False), how)
+            self._take(zip(left, right, strict=False), how, firm=len(left) == len(right))
         self._refresh()
 
     def by_order(self) -> None:
@@ -110,10 +117,10 @@ class _Work:
                 found.setdefault(value, []).append(index)
         return found
 
-    def _take(self, pairs: Iterable[tuple[int, int]], how: str) -> None:
+    def _take(self, pairs: Iterable[tuple[int, int]], how: str, *, firm: bool = False) -> None:
         for left, right in pairs:
             if left not in self._taken_left and right not in self._taken_right:
-                self._pairs.append(Pair(left, right, how))
+                self._pairs.append(Pair(left, right, how, firm))
                 self._taken_left.add(left)
                 self._taken_right.add(right)
 

@@ -1,7 +1,7 @@
 """What PyTorch's operators do, by name: for traces in which no kernel says it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from stablecast.validation.kernel_names import MeasuredClass, classify_launched
@@ -34,6 +34,30 @@ _CLASSES: Final[Sequence[tuple[re.Pattern[str], MeasuredClass]]] = tuple(
         ),
     )
 )
+
+
+_SAME: Final[Mapping[str, str]] = {
+    "cudnn_convolution": "convolution",
+    "miopen_convolution": "convolution",
+    "cudnn_batch_norm": "native_batch_norm",
+    "miopen_batch_norm": "native_batch_norm",
+    "cudnn_batch_norm_backward": "native_batch_norm_backward",
+    "miopen_batch_norm_backward": "native_batch_norm_backward",
+    "_native_batch_norm_legit": "native_batch_norm",
+    "clamp_min": "relu",
+    "_index_put_impl": "index_put",
+    "zero": "fill",
+}
+"""Operators that launch the kernels of others, without `aten::` and the sign of working in place."""
+
+
+def plain_operator(name: str) -> str:
+    """The operator whose kernel `name` launches: `aten::convolution` for cuDNN's, `aten::add` for `aten::add_`."""
+    namespace, mark, rest = name.partition("::")
+    if not mark or namespace != "aten":
+        return name
+    bare = rest.rstrip("_") or rest
+    return f"aten::{_SAME.get(bare, bare)}"
 
 
 def launches_nothing(name: str) -> bool:

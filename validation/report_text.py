@@ -45,6 +45,9 @@ def _head(report: ValidationReport) -> list[str]:
             f"  matched    {percent(report.matching.matched_share)} of the measured device time, "
             f"{percent(report.matching.predicted_share)} of the predicted"
         )
+        copied = sum(share.measured_s for share in report.classes if share.name == "memcpy")
+        if copied:
+            lines[-1] += f"; {seconds(copied)} of copies between host and device apart"
     where = run.events.device or "a device"
     lines.append(f"  on {where}, rank {run.events.rank}, device {run.device}")
     if run.events.damage:
