@@ -215,13 +215,14 @@ def _radices(flat: npt.NDArray[np.int64]) -> list[tuple[int, int]] | None:
 
 
 def named(groups: Groups, mesh: str, axes: Sequence[tuple[str, int]]) -> Groups:
-    """`groups` as those along axes of a mesh, where they are; unchanged where not.
+    """`groups` as those along axes of a mesh, where they are; unchanged where not, and where they name such already.
 
     `axes`: name and size of every axis, major to minor; devices are numbered in that order.
     """
-    if groups.axes or groups.ragged or groups.num_devices != math.prod(size for _, size in axes):
-        return groups
     names = [name for name, size in axes if size > 1]
+    known = bool(groups.axes) and set(groups.axes) <= set(names)
+    if known or groups.ragged or groups.num_devices != math.prod(size for _, size in axes):
+        return groups
     for count in range(1, len(names) + 1):
         for along in itertools.permutations(names, count):
             found = over_axes(mesh, axes, along)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablecast.ir.errors import InputError
@@ -26,6 +26,7 @@ def test_lists_become_their_canonical_form(table: list[list[int]], form: str) ->
     assert [list(group) for group in groups] == [[member for member in row if member >= 0] for row in table]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([2, 3, 4]), min_size=1, max_size=4), st.randoms())
 def test_groups_over_mesh_axes_are_the_transposed_device_array(sizes: list[int], random: object) -> None:
     names = [f"axis{index}" for index in range(len(sizes))]
@@ -56,6 +57,7 @@ def test_unknown_axis_and_foreign_device_are_errors() -> None:
         Groups(2, 2, ragged=((0, 1), (2, 3))).members(9)
 
 
+@settings(deadline=None)
 @given(st.permutations([("a", 2), ("b", 3), ("c", 1), ("d", 4)]), st.integers(1, 4), st.data())
 def test_named_groups_are_found_from_their_iota_form(
     axes: list[tuple[str, int]], count: int, data: st.DataObject
