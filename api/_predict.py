@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stablecast._ahead import EXEC, Ahead, ahead_program, can_compile, with_compiled_memory
 from stablecast._capture import capture, load
@@ -37,6 +37,7 @@ from stablecast.lowering.execution.models import exec_model, uses_flash
 from stablecast.lowering.partition import partition
 from stablecast.lowering.partition.stages import stage_note
 from stablecast.lowering.passes import default_passes, run_passes
+from stablecast.lowering.peers import coordinates, with_peers
 from stablecast.lowering.products import PLAIN_ARITHMETIC, TF32_ARITHMETIC, TPU_ARITHMETIC, Arithmetic
 from stablecast.lowering.target import Target
 
@@ -106,7 +107,7 @@ def split_system(spec: str) -> tuple[str, int | None]:
 
 
 def predict(
-    source: Source,
+    source: Source | Sequence[Workload | str | Path],
     *args: Any,
     on: str,
     backend: str = "analytical",
@@ -116,12 +117,18 @@ def predict(
     """Predict the step time of a program on a device or system.
 
     `source`: a JAX function (with its `args` and `kwargs`), a `Workload`, a `DeviceProgram`, or what the command line
-    takes as INPUT. `on`: `NAME`, `NAME:N` or a YAML file; without `:N`, as many devices as the program has.
-    `backend`: a name, or `matmul=systolic,default=analytical`. `loops`: trip counts that the program leaves
-    open. Raises `StablecastError`.
+    takes as INPUT; or several, captures of ranks whose programs differ (pipeline stages). `on`: `NAME`, `NAME:N` or a
+    YAML file; without `:N`, as many devices as the program has. `backend`: a name, or
+    `matmul=systolic,default=analytical`. `loops`: trip counts that the program leaves open. Raises `StablecastError`.
     """
     started = time.perf_counter()
     options = Options(backend=backend, conventions=Conventions(loops=loops or {}))
+    if isinstance(source, Sequence) and not isinstance(source, str):
+        ranks = cast("Sequence[Workload | str | Path]", source)
+        if not ranks:
+            raise InputError("no program is given")
+        first, *others = [Session(one, options) for one in ranks]
+        return replace(first.predict(on, others), wall_s=time.perf_counter() - started)
     if callable(source) and not isinstance(source, (str, Path)):
         device = Catalogue().resolve(split_system(on)[0]).device
         source = capture(source, *args, platform=platform_of(device), **kwargs)
@@ -270,9 +277,12 @@ class Session:
             return lower(program, target, conventions, launches=launches, schedule=workload.schedule)
 
         if not self.options.cache or own_rules or len(data) < CACHE_FROM_BYTES:
-            return made()
-        key = program_cache.key_of(data, workload.stage, target, conventions, launches)
-        return program_cache.cached(key, made)
+            lowered = made()
+        else:
+            key = program_cache.key_of(data, workload.stage, target, conventions, launches)
+            lowered = program_cache.cached(key, made)
+        meshed = lowered if lowered.meshes else replace(lowered, meshes=workload.meshes)
+        return with_peers(meshed, int(workload.metadata.get("rank", 0)))
 
     def scheduled(self, program: DeviceProgram, *, defaults: bool = True) -> DeviceProgram:
         """`program` after the schedule passes that were chosen; those of its execution model where none were.
@@ -323,8 +333,8 @@ class Session:
             )
         return self.catalogue.resolve(spec if given is not None else f"{name}:{wanted}")
 
-    def predict(self, spec: str) -> Prediction:
-        """The prediction for one `--on`."""
+    def predict(self, spec: str, beside: "Sequence[Session]" = ()) -> Prediction:
+        """The prediction for one `--on`. `beside`: other ranks of the same step (pipeline stages), a session each."""
         started = time.perf_counter()
         system = self.system(spec)
         program = self.device_program(system.device)
@@ -336,7 +346,7 @@ class Session:
             made = predict_pipeline(self.scheduled(program), system, settings, self.name, plan)
             stages = ""
         else:
-            made = predict_roles(self._roles(program), system, settings, self.name)
+            made = predict_roles(self._roles(program, system.device, beside), system, settings, self.name)
             stages = stage_note(program, self.options.conventions.loops)
         said = [map_note(system), stages, self._passes_note(program, made)]
         made = replace(made, assumptions=(*made.assumptions, *filter(None, said)))
@@ -366,8 +376,19 @@ class Session:
         names = default_passes(program.exec_model, recorded=recorded)
         return f"schedule passes of {program.exec_model}: {', '.join(names) or 'none'} (--pass chooses others)"
 
-    def _roles(self, program: DeviceProgram) -> list[ProgramRole]:
-        """The roles of the step: of a trace or workload, and of ranks with a speed of their own."""
+    def role(self, device: Device) -> ProgramRole:
+        """The captured rank of a program whose ranks differ, as one role among others."""
+        program = self.device_program(device)
+        workload = self.workload(platform_of(device))
+        rank = int(workload.metadata.get("rank", 0))
+        mesh = next((mesh for mesh in program.meshes if mesh.size == program.num_devices), None)
+        coords = coordinates(mesh, rank) if mesh else {}
+        return ProgramRole(f"rank {rank}", self.scheduled(program), coords, self.options.timeline.speeds.get(rank, 1.0))
+
+    def _roles(self, program: DeviceProgram, device: Device, beside: "Sequence[Session]") -> list[ProgramRole]:
+        """The roles of the step: captured ranks, those of a trace, and ranks with a speed of their own."""
+        if beside:
+            return [session.role(device) for session in (self, *beside)]
         speeds = self.options.timeline.speeds
         ready = self.traces()
         if ready is not None and len(ready) > 1:

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from stablecast.ir.accounting.context import Context, label_of
 from stablecast.ir.accounting.values import Conventions, OpWork
 from stablecast.ir.attributes import Shift
 from stablecast.ir.device_program import (
+    P2P,
     ArgumentBuffer,
     Body,
     Branch,
@@ -37,7 +39,10 @@ from stablecast.lowering.rows import group_key, hero_of, make_row
 from stablecast.lowering.target import Target
 from stablecast.lowering.traffic import Traffic, traffic, written_values
 
-LoweredNode = Kernel | Collective | Loop | Branch
+LoweredNode = Kernel | Collective | P2P | Loop | Branch
+PEER: Final = "stablecast.peer"
+TAG: Final = "stablecast.tag"
+"""Attributes of sends and receives of PyTorch captures: rank of the peer, and tag."""
 
 
 def lower(
@@ -168,7 +173,8 @@ class _Lowering:
             held = liveness.step(index, inner)
             placed = _placed(node, tuple(sorted(deps)), held, bool(group.members) and ahead >= group.members)
             read = sorted(self._numbers[value] for value in group.reads if value in self._numbers) if whole else ()
-            nodes.append(replace(placed, arguments=tuple(read)) if read else placed)
+            known = read and not isinstance(placed, P2P)
+            nodes.append(replace(placed, arguments=tuple(read)) if known else placed)
             plain = len(work.terms) == 1 and () in work.terms
             summed = _plus(summed, work.terms[()]) if plain else summed + work
         body = tuple(nodes)
@@ -188,6 +194,11 @@ class _Lowering:
             node = self._collective(graph, lead)
             moved = Work(bytes_read=node.operand_bytes, bytes_written=node.result_bytes)
             return node, SymbolicWork({(): moved}), 0
+        if PEER in graph.ops[lead].attrs:
+            message = self._message(graph, lead)
+            sends = message.direction == "send"
+            moved = Work(bytes_read=message.nbytes) if sends else Work(bytes_written=message.nbytes)
+            return message, SymbolicWork({(): moved}), 0
         return self._kernel(graph, group, needed, liveness, runs)
 
     def _kernel(
@@ -247,6 +258,16 @@ class _Lowering:
             Unmodelled(name, held.count, held.nbytes, min(1.0, held.nbytes / moved), held.reason)
             for name, held in sorted(self._opaque.items(), key=lambda item: -item[1].nbytes)
         )
+
+    def _message(self, graph: Graph, node: int) -> P2P:
+        """A send or receive; its peer is known by rank, which `peers.with_peers` turns into axis and distance."""
+        op = graph.ops[node]
+        sends = op.name == "stablehlo.send"
+        values = graph.inputs[node] if sends else graph.outputs[node]
+        nbytes = sum(kind.nbytes for kind in (graph.types[value] for value in values) if isinstance(kind, TensorType))
+        peer, tag = int(op.attrs[PEER]), int(op.attrs.get(TAG, 0))
+        direction = "send" if sends else "recv"
+        return P2P(direction, "", peer, tag, nbytes, scope=graph.scopes[node], location=graph.location(node))
 
     def _collective(self, graph: Graph, node: int) -> Collective:
         op = graph.ops[node]

@@ -38,6 +38,12 @@ def predict(
     json: opt.Json = False,
     csv: opt.Csv = False,
     strict: opt.Strict = False,
+    role: Annotated[
+        list[str],
+        typer.Option(
+            "--role", metavar="INPUT", help="Capture of another rank of the step (a pipeline stage); repeat it."
+        ),
+    ] = [],
     perfetto: Annotated[
         Path | None, typer.Option("--perfetto", metavar="FILE", help="Write the step as a Perfetto trace.")
     ] = None,
@@ -51,7 +57,8 @@ def predict(
 
     if perfetto is not None:
         opt.writable(perfetto)
-    session = Session(input, opt.make_options(source, counting, execution, backend, timeline=timeline))
+    chosen = opt.make_options(source, counting, execution, backend, timeline=timeline)
+    session, *beside = (Session(one, chosen) for one in (input, *role))
     with opt.progress(f"predicting {input}"):
         if not on:
             from stablecast.report.program import program_dict, program_text
@@ -61,7 +68,7 @@ def predict(
                 jsonlib.dumps(program_dict(lowered, session.name)) if json else program_text(lowered, session.name)
             )
             return
-        prediction = session.predict(on)
+        prediction = session.predict(on, beside)
         if perfetto is not None:
             prediction.to_perfetto(perfetto)
     typer.echo(prediction.to_json() if json else prediction.to_csv().rstrip() if csv else repr(prediction))

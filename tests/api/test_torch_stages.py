@@ -1,0 +1,64 @@
+"""Captured stages of a PyTorch pipeline as roles of one step."""
+
+from typing import Any
+
+import pytest
+
+import stablecast
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+STAGES, BATCHES = 4, 8
+
+
+def stage(rank: int) -> Any:
+    """Stage `rank` of four equal ones under PyTorch's own 1F1B: a wide layer whose transfers are nothing beside it."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    first, last = rank == 0, rank == STAGES - 1
+
+    def build(mesh: Any) -> Any:
+        module = torch.nn.Sequential(torch.nn.Linear(512, 32768), torch.nn.Linear(32768, 512))
+        given = torch.randn(512, 512)
+        made = PipelineStage(
+            module,
+            rank,
+            STAGES,
+            torch.device("cpu"),
+            input_args=(torch.randn(512, 512, requires_grad=not first),),
+            output_args=(torch.randn(512, 512, requires_grad=True),),
+            input_grads=None if first else (given,),
+            output_grads=None if last else (given,),
+            group=mesh["pp"].get_group(),
+        )
+        return Schedule1F1B(made, BATCHES, loss_fn=torch.nn.functional.mse_loss)
+
+    def step(schedule: Any, x: Any, y: Any) -> None:
+        schedule.step(*([x] if first else []), **({"target": y, "losses": []} if last else {}))
+
+    inputs = (torch.randn(512 * BATCHES, 512), torch.randn(512 * BATCHES, 512))
+    return stablecast.capture_torch(build, step, inputs, mesh={"pp": STAGES}, rank=rank)
+
+
+@pytest.fixture(scope="module")
+def stages() -> list[Any]:
+    return [stage(rank) for rank in range(STAGES)]
+
+
+def test_the_bubble_is_that_of_one_forward_one_backward(stages: list[Any]) -> None:
+    made = stablecast.predict(stages, on="h100-sxm:4")
+    assert [role.name for role in made.roles] == [f"rank {rank}" for rank in range(STAGES)]
+    stretch = (BATCHES + STAGES - 1) / BATCHES
+    costs = [role.compute_s for role in made.roles]
+    assert min(costs) * stretch < made.step_time_s < 1.02 * max(costs) * stretch, "the first stage has no input to derive"
+    assert made.bubble == pytest.approx((STAGES - 1) / (BATCHES + STAGES - 1), abs=0.04)
+    assert {entry.role for timeline in made.timelines for entry in timeline.slices} == {
+        role.name for role in made.roles
+    }
+
+
+def test_a_stage_alone_waits_for_nobody(stages: list[Any]) -> None:
+    alone = stablecast.predict(stages[1], on="h100-sxm:4")
+    assert alone.step_time_s < stablecast.predict(stages, on="h100-sxm:4").step_time_s
+    assert {one.kind for one in alone.collectives} == {"send", "recv"}
+    assert [one.count for one in alone.collectives] == [2 * BATCHES, 2 * BATCHES]
