@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from stablecast.ir.errors import InputError, near_names
-from stablecast.validation.suites import collectives, hespas, kernels, neusight
+from stablecast.validation.suites import collectives, hespas, kernels, megatron, neusight
 from stablecast.validation.suites.base import Data, Row, Suite
 
 SUITES: Final[Mapping[str, Suite]] = {
@@ -55,9 +55,17 @@ SUITES: Final[Mapping[str, Suite]] = {
             held_out=True,
             path="program",
         ),
+        Suite(
+            "vtrain",
+            "vTrain: GPT training steps on 2 to 512 A100",
+            megatron.vtrain,
+            "github.com/VIA-Research/vTrain",
+            held_out=True,
+            path="program",
+        ),
     )
 }
-PLANNED: Final = ("tpu-steps", "vtrain", "torchtitan", "timm")
+PLANNED: Final = ("tpu-steps", "torchtitan", "timm")
 """Suites that need captured models first."""
 
 

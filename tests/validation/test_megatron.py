@@ -1,0 +1,66 @@
+"""vTrain's layouts: layers add up, stages and micro-batches follow 1F1B, and the ranking counts what it says."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stablecast.backends.registry import parse_choice
+from stablecast.validation.suites import megatron
+from stablecast.validation.suites.base import Data, examples_folder
+
+
+@pytest.fixture(scope="module")
+def model() -> megatron.Megatron:
+    pytest.importorskip("torch", reason="torch is not installed")
+    folder = examples_folder()
+    if folder is None:
+        pytest.skip("the example programs are not at hand")
+    from stablecast.frontends.script import load_module
+
+    data = Data(Path(), parse_choice("analytical"))
+    return megatron.Megatron(data, load_module(folder / "torch_gpt.py"))
+
+
+def layout(dp: int = 1, pp: int = 1, batch: int = 4, tp: int = 1) -> megatron.Layout:
+    return megatron.Layout(megatron.Shape(256, 4, 128, 1, tp), 4, batch, dp, pp, dp * pp * tp)
+
+
+def test_a_third_layer_costs_what_the_second_did(model: megatron.Megatron) -> None:
+    shape = layout().shape
+    totals = [model._node_costs(model._capture(shape, layers, "micro_step"), 1).sum(axis=0) for layers in (1, 2, 3)]
+    assert totals[2] - totals[1] == pytest.approx(totals[1] - totals[0])
+
+
+def test_stages_and_micro_batches(model: megatron.Megatron) -> None:
+    parts = model.parts(layout().shape)
+    assert (parts.layer > 0).all()
+    assert (parts.embed > 0).all()
+    assert (parts.head > 0).all()
+    whole = 4 * parts.layer + parts.embed + parts.head
+    update = model._update(layout(), 4)
+    assert model.step(layout()) == pytest.approx(4 * whole + update)
+    last = 2 * parts.layer + parts.head
+    hop = 2 * model._hop(layout(pp=2))
+    assert model.step(layout(pp=2)) == pytest.approx(whole + 3 * last + hop + model._update(layout(), 2))
+
+
+def test_more_devices_sum_gradients(model: megatron.Megatron) -> None:
+    alone, together = model.step(layout()), model.step(layout(dp=2, batch=8))
+    assert together[0] > alone[0]
+    assert together == pytest.approx(alone + model._gradients(layout(dp=2), 4))
+
+
+def test_a_kernel_takes_at_least_its_dispatch(model: megatron.Megatron) -> None:
+    program = model._capture(layout().shape, 1, "micro_step")
+    assert (model._node_costs(program, 1) >= megatron.HOST_S).all()
+
+
+def test_ranking_counts_hits_and_chance() -> None:
+    names = ("hidden", "layers", "heads", "seq_len", "gpus", "global_batch")
+    records = [dict.fromkeys(names, "1") | {"step_ms": str(ms)} for ms in (100, 104, *range(200, 206))]
+    right, wrong = np.arange(8.0), np.arange(8.0)[::-1]
+    assert "in 100% of 1 groups" in megatron.ranking("x", records, right.tolist())
+    assert "a random one in 25%" in megatron.ranking("x", records, right.tolist())
+    assert "in 0% of 1 groups" in megatron.ranking("x", records, wrong.tolist())
+    assert "no group" in megatron.ranking("x", records[:3], [1.0, 2.0, 3.0])
