@@ -54,6 +54,16 @@ COLLECTIVES = frozenset(
 )
 
 
+NEEDS_REGION = frozenset(
+    f"stablehlo.{name}" for name in ("reduce", "reduce_window", "scatter", "select_and_scatter", "sort", "map")
+)
+"""Ops that apply a computation."""
+NEEDS_NOTHING = frozenset(
+    f"stablehlo.{name}" for name in ("constant", "iota", "partition_id", "replica_id", "create_token", "infeed", "recv")
+) | {"mhlo.xla.rng_get_and_update_state"}
+"""Ops without operands."""
+
+
 def op_name(opcode: str) -> str:
     """The name of the op that an instruction with `opcode` is."""
     found = _SPECIAL.get(opcode)
@@ -127,6 +137,13 @@ def _slice(attrs: Attributes, rank: int) -> Mapping[str, Any]:
     }
 
 
+def _transpose(attrs: Attributes, rank: int) -> Mapping[str, Any]:
+    order = decode.ints(attrs.get("dimensions", ""))
+    if sorted(order) != list(range(rank)):
+        raise ValueError(f"{order} is no order of {rank} dimensions")
+    return {"permutation": order}
+
+
 def _pad(attrs: Attributes, rank: int) -> Mapping[str, Any]:
     rows = [decode.ints(part.replace("_", " ")) for part in attrs.get("padding", "").split("x") if part]
     return {
@@ -152,7 +169,7 @@ _MAKERS: Mapping[str, Callable[[Attributes, int], Mapping[str, Any]]] = MappingP
         "stablehlo.select_and_scatter": _windowed,
         "stablehlo.slice": _slice,
         "stablehlo.pad": _pad,
-        "stablehlo.transpose": _named("dimensions", "permutation"),
+        "stablehlo.transpose": _transpose,
         "stablehlo.broadcast_in_dim": _named("dimensions", "broadcast_dimensions"),
         "stablehlo.reduce": _named("dimensions", "dimensions"),
         "stablehlo.reverse": _named("dimensions", "dimensions"),

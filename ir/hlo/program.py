@@ -8,7 +8,7 @@ from stablecast.ir.errors import InputError
 from stablecast.ir.hlo import decode, syntax
 from stablecast.ir.hlo.groups import expand_device_ids
 from stablecast.ir.hlo.library import Product, product
-from stablecast.ir.hlo.ops import COLLECTIVES, decoded, op_name
+from stablecast.ir.hlo.ops import COLLECTIVES, NEEDS_NOTHING, NEEDS_REGION, decoded, op_name
 from stablecast.ir.hlo.syntax import Computation, Instruction
 from stablecast.ir.loops import Unknown, trip_count
 from stablecast.ir.pause import paused_gc
@@ -177,8 +177,12 @@ class _Reader:
         ops: list[Op] = []
         shapes = _Shapes(computation)
         for held in computation.instructions:
-            if held.opcode != "parameter":
+            if held.opcode == "parameter":
+                continue
+            try:
                 self._instruction(held, env, ops, shapes, outer)
+            except (ValueError, IndexError, KeyError) as error:
+                raise InputError(f"{self._source}: %{held.name} ({held.opcode}) is damaged: {error}") from None
         self._depth -= 1
         kinds = tuple([self._types[arg] for arg in args])
         return Block(tuple(args), kinds, tuple(ops), env[computation.root.name])
@@ -251,6 +255,10 @@ class _Reader:
         if name in COLLECTIVES:
             made = {**made, "asynchronous": _is_asynchronous(held, attrs)}
         regions = tuple(self._region(attrs[key]) for key in ("select", "scatter", "to_apply") if key in attrs)
+        if (name in NEEDS_REGION and not regions) or not (flat or name in NEEDS_NOTHING):
+            raise ValueError("it has lost its operands or what it applies")
+        if not kinds and held.shape != "()":
+            raise ValueError(f"'{held.shape}' is no shape")
         return self._op(name, flat, kinds, made, (held.rest, inside), location, regions)
 
     def _region(self, name: str) -> Block:
@@ -259,25 +267,28 @@ class _Reader:
             self._regions[name] = self._block(self._computation(name), UNKNOWN_LOCATION)
         return self._regions[name]
 
-    def _function(self, name: str, location: Location) -> str:
+    def _function(self, name: str, location: Location, flat: Values, kinds: Sequence[TensorType]) -> str:
         name = name.lstrip("%")
         if name not in self._functions:
             self._functions[name] = Function(name, self._block(self._computation(name), location))
+        _fits(self._functions[name].body, flat, kinds)
         return name
 
     def _fusion(self, attrs: dict[str, str], flat: Values, kinds: Sequence[TensorType], location: Location) -> Op:
         config = decode.backend_config(attrs.get("backend_config", ""))
         made = {"fusion_kind": attrs.get("kind", ""), **_fusion_notes(attrs.get("kind", ""), config)}
-        callee = self._function(attrs.get("calls", ""), location)
+        callee = self._function(attrs.get("calls", ""), location, flat, kinds)
         return self._op("mhlo.fusion", flat, kinds, made, callee, location, callee=callee)
 
     def _call(self, attrs: dict[str, str], flat: Values, kinds: Sequence[TensorType], location: Location) -> Op:
-        callee = self._function(attrs.get("to_apply", attrs.get("calls", "")), location)
+        callee = self._function(attrs.get("to_apply", attrs.get("calls", "")), location, flat, kinds)
         return self._op("func.call", flat, kinds, NO_ATTRIBUTES, callee, location, callee=callee)
 
     def _while(self, attrs: dict[str, str], flat: Values, kinds: Sequence[TensorType], location: Location) -> Op:
         cond = self._block(self._computation(attrs.get("condition", "")), location)
         body = self._block(self._computation(attrs.get("body", "")), location)
+        _fits(body, flat, kinds)
+        _fits(cond, flat, kinds[:1])
         count = self._trips(attrs, flat, cond, body)
         key = (attrs.get("body", ""), len(self._types))
         return self._op("stablehlo.while", flat, kinds, NO_ATTRIBUTES, key, location, (cond, body), count=count)
@@ -303,6 +314,8 @@ class _Reader:
             self._block(self._computation(name.strip()), location, [given])
             for name, given in zip(names, inputs[1:], strict=False)
         )
+        for region in regions:
+            _fits(region, (), kinds)
         name = "stablehlo.case" if listed else "stablehlo.if"
         return self._op(name, inputs[0], kinds, NO_ATTRIBUTES, len(self._types), location, regions)
 
@@ -336,6 +349,12 @@ class _Reader:
         self._functions[name] = Function(name, block)
         made = {"fusion_kind": "library", "library": found.library}
         return self._op("mhlo.fusion", flat, kinds, made, name, location, callee=name)
+
+
+def _fits(block: Block, flat: Values, kinds: Sequence[TensorType]) -> None:
+    """Raises `ValueError` where a computation does not take what it is given, or return what is expected."""
+    if len(block.args) != len(flat) or len(block.returns) != len(kinds):
+        raise ValueError(f"it passes {len(flat)} values for {len(block.args)}, or takes {len(kinds)} back")
 
 
 class _Shapes:

@@ -80,7 +80,10 @@ def parse(text: str, source: str) -> Module:
     if not entry:
         raise InputError(f"{source} has no entry computation", "is the text cut off?")
     name = header.removeprefix("HloModule ").split(",", 1)[0].split(" ", 1)[0]
-    return Module(name, header, computations, entry, _frames(tables))
+    try:
+        return Module(name, header, computations, entry, _frames(tables))
+    except ValueError:
+        raise InputError(f"{source}: its tables of files and lines are damaged") from None
 
 
 def _table(lines: Iterator[str]) -> Iterator[str]:
@@ -109,15 +112,17 @@ def _instruction(line: str, source: str) -> Instruction:
     match = _INSTRUCTION.match(line)
     if match is None:
         raise InputError(f"{source}: cannot read the line '{line.strip()[:80]}'")
-    if "/*" in line:
-        line = _COMMENT.sub("", line)
-    start = match.end()
     try:
-        middle = _shape_end(line, start)
-        opening = line.index("(", middle)
-        closing = _matching(line, opening)
+        return _read(_COMMENT.sub("", line) if "/*" in line else line, match)
     except (ValueError, IndexError):
-        raise InputError(f"{source}: the line of %{match[2]} is cut off") from None
+        raise InputError(f"{source}: the line of %{match[2]} is cut off or damaged") from None
+
+
+def _read(line: str, match: re.Match[str]) -> Instruction:
+    start = match.end()
+    middle = _shape_end(line, start)
+    opening = line.index("(", middle)
+    closing = _matching(line, opening)
     opcode = line[middle:opening].strip()
     inside, rest = line[opening + 1 : closing], line[closing + 1 :]
     metadata = ""

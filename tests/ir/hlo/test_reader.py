@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stablecast.ir.device_program import Collective, DeviceProgram, Kernel, Loop
-from stablecast.ir.errors import InputError
+from stablecast.ir.errors import InputError, StablecastError
 from stablecast.ir.hlo import is_scheduled
 from stablecast.ir.kernels import KernelRow
 from stablecast.ir.program import Program, Stage
@@ -270,3 +272,30 @@ def test_tiled_layouts_and_estimated_cycles_of_a_tpu() -> None:
     assert fusion.attrs["estimated_cycles"] == 1234
     (row,) = rows(lower(found, Target("tpu")))
     assert (row.bytes_read, row.estimated_cycles) == (2 * 128 * 256, 1234)
+
+
+WHOLE = (
+    module(TRITON_CALL, computations=TRITON),
+    module(LOOP_CALL.replace("TRIPS", ', backend_config={"known_trip_count":{"n":"7"}}'), computations=LOOP),
+)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(WHOLE), st.integers(0), st.integers(0, 30), st.sampled_from(["", "(", "}", "%", '"', ",", "0"]))
+def test_any_damage_is_one_line_or_harmless(whole: bytes, where: int, length: int, put: str) -> None:
+    text = whole.decode()
+    start = where % len(text)
+    damaged = text[:start] + put + text[start + length :]
+    said = ""
+    try:
+        lower(read(damaged.encode(), "step.txt"), Target())
+    except StablecastError as error:
+        said = str(error)
+    assert "\n" not in said
+
+
+@settings(deadline=None)
+@given(st.sampled_from(WHOLE), st.integers(0))
+def test_text_that_was_cut_off_is_refused(whole: bytes, where: int) -> None:
+    with pytest.raises(InputError):
+        read(whole.rstrip()[: where % (len(whole.rstrip()) - 1)], "step.txt")
