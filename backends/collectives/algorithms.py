@@ -75,7 +75,7 @@ _COSTS: Final[Mapping[str, tuple[Callable[[str, int, Span], Steps], tuple[str, .
 }
 SINGLE: Final = tuple(_COSTS)
 """Algorithms within one dimension."""
-OVER_DIMENSIONS: Final = ("hierarchical", "torus-multi-ring")
+OVER_DIMENSIONS: Final = ("hierarchical", "torus-multi-ring", "themis")
 ALIASES: Final = {"nvls": "in-network", "sharp": "in-network", "tree": "double-binary-tree"}
 
 

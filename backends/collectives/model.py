@@ -14,11 +14,13 @@ a share of the data.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 import numpy as np
 
 from stablecast.backends.collectives import algorithms
+from stablecast.backends.collectives.balance import balanced_loads, number_of_chunks
 from stablecast.backends.collectives.curves import Library, Links, links_of, plain_ranges, read_libraries
 from stablecast.backends.collectives.spans import Span, levels, spans, spans_of
 from stablecast.backends.device import System
@@ -136,6 +138,8 @@ class CollectiveModel:
             return self._all_to_all(covered, nbytes), "direct"
         if self._named == "ring":
             return self._flat_ring(kind, covered, nbytes), "ring"
+        if self._named == "themis":
+            return self._balanced(kind, covered, nbytes), "themis"
         found = levels(covered)
         if len(found) == 1:
             self._check(kind, ("torus-multi-ring", "ring"))
@@ -202,6 +206,31 @@ class CollectiveModel:
         slowest = np.max(flows, axis=0)
         chunks = np.maximum(nbytes / CHUNK_BYTES, 1.0)
         return latency + slowest + (np.sum(flows, axis=0) - slowest) / chunks
+
+    def _balanced(self, kind: str, covered: Sequence[Span], nbytes: FloatArray) -> FloatArray:
+        """Chunks that start on the least loaded dimension, or the usual order where that is faster."""
+        self._check(kind, ("themis",) if kind in ("all_reduce", "all_gather", "reduce_scatter") else ())
+        halves = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
+        sizes = [span.size for span in covered]
+        starts = [[float(self._flat(half, span, np.ones(1))[0][0]) for half in halves] for span in covered]
+
+        latency = sum(map(sum, starts))
+        found: list[float] = []
+        for whole in map(float, np.atleast_1d(nbytes)):
+            chunks = number_of_chunks(whole, CHUNK_BYTES)
+
+            @cache
+            def flow(dim: int, size: float, chunks: int = chunks) -> float:
+                """Of one chunk, at the rate of all chunks together: they follow each other without a gap."""
+                message = np.array([size * chunks])
+                times = [float(self._flat(half, covered[dim], message)[0][0]) for half in halves]
+                return sum(max(time - start, 0.0) for time, start in zip(times, starts[dim], strict=True)) / chunks
+
+            loads = balanced_loads(sizes, flow, whole, chunks)
+            found.append(latency + float(loads.max()) + float(loads.sum() - loads.max()) / chunks)
+        depths = levels(covered)
+        plain = self._hierarchical(kind, depths, nbytes) if len(depths) > 1 else self._all_axes(kind, depths[0], nbytes)
+        return np.minimum(np.array(found), plain)
 
     def _level(self, kind: str, level: Level, nbytes: FloatArray) -> FloatArray:
         return self._flat(kind, level[0], nbytes)[0] if len(level) == 1 else self._all_axes(kind, level, nbytes)

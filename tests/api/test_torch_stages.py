@@ -50,7 +50,9 @@ def test_the_bubble_is_that_of_one_forward_one_backward(stages: list[Any]) -> No
     assert [role.name for role in made.roles] == [f"rank {rank}" for rank in range(STAGES)]
     stretch = (BATCHES + STAGES - 1) / BATCHES
     costs = [role.compute_s for role in made.roles]
-    assert min(costs) * stretch < made.step_time_s < 1.02 * max(costs) * stretch, "the first stage has no input to derive"
+    assert min(costs) * stretch < made.step_time_s < 1.02 * max(costs) * stretch, (
+        "the first stage has no input to derive"
+    )
     assert made.bubble == pytest.approx((STAGES - 1) / (BATCHES + STAGES - 1), abs=0.04)
     assert {entry.role for timeline in made.timelines for entry in timeline.slices} == {
         role.name for role in made.roles

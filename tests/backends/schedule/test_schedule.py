@@ -1,6 +1,5 @@
 """Streams side by side: every time worked out by hand."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -333,29 +332,3 @@ def test_collectives_of_the_reference(system: System) -> None:
 def test_an_empty_program(system: System) -> None:
     step = schedule(program(), costs(), system)
     assert (step.time_s, step.exposed_s, step.idle_s, step.kernels) == (0.0, 0.0, 0.0, ())
-
-
-def layers(count: int) -> list[Node]:
-    """Kernels in a row, an asynchronous collective after every nineteenth."""
-    body: list[Node] = []
-    for number in range(count):
-        before = (number - 1 - (number % 20 == 0),) if number > 1 else ()
-        body.append(reduce_all(number - 1) if number % 20 == 19 else kernel(number % ROWS, *before))
-    return body
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("contention", [None, Contention()])
-def test_a_large_unrolled_step(contention: Contention | None, system: System) -> None:
-    """67,000 nodes within 2 CPU seconds; the same as a loop within 0.2."""
-    settings = ScheduleSettings(contention=contention)
-    for body, limit in ((layers(67_000), 2.0), ([Loop(tuple(layers(700)), 96)], 0.2)):
-        big = program(*body)
-        best = min(_cpu_seconds(big, system, settings) for _ in range(3))
-        assert best <= limit
-
-
-def _cpu_seconds(big: DeviceProgram, system: System, settings: ScheduleSettings) -> float:
-    begun = time.process_time()
-    schedule(big, costs(), system, settings=settings)
-    return time.process_time() - begun
