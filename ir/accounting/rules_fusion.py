@@ -18,6 +18,9 @@ _PRECEDENCE = (
     KernelClass.ELEMENTWISE,
     KernelClass.COPY,
 )
+_UPDATES = frozenset(
+    f"{dialect}.{name}" for dialect in ("stablehlo", "mhlo") for name in ("dynamic_update_slice", "scatter")
+)
 _ALIASES = frozenset({"stablehlo.reshape", "mhlo.reshape", "mhlo.bitcast", "mhlo.tuple", "stablehlo.tuple"})
 
 
@@ -63,8 +66,12 @@ def fused(op: Op, block: Block, context: Context) -> OpWork:
 
 def _reads(op: Op, block: Block, works: list[OpWork]) -> tuple[float, ...]:
     touched: dict[int, float] = {}
+    origin: dict[int, int] = {}
     for inner, work in zip(block.ops, works, strict=True):
+        if inner.name in _ALIASES and len(inner.operands) == 1:
+            origin[inner.result] = origin.get(inner.operands[0], inner.operands[0])
         for value, nbytes in zip(inner.operands, work.reads, strict=False):
+            value = origin.get(value, value)
             touched[value] = touched.get(value, 0) + nbytes
     return tuple(
         min(kind.nbytes, touched.get(value, 0)) for value, kind in zip(block.args, op.operand_types, strict=True)
@@ -90,7 +97,7 @@ def _written(root: int, nbytes: int, block: Block, writers: dict[int, tuple[Op, 
     if root not in writers:
         return nbytes
     inner, work = writers[root]
-    updates = inner.name in ("stablehlo.dynamic_update_slice", "mhlo.dynamic_update_slice")
+    updates = inner.name in _UPDATES
     if updates and _root(inner.operands[0], writers) in block.args:
         return work.writes[0]
     return nbytes

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stablecast.ir.accounting import account
 from stablecast.ir.device_program import Collective, DeviceProgram, Kernel, Loop
 from stablecast.ir.errors import InputError, StablecastError
 from stablecast.ir.hlo import is_scheduled
@@ -272,6 +273,64 @@ def test_tiled_layouts_and_estimated_cycles_of_a_tpu() -> None:
     assert fusion.attrs["estimated_cycles"] == 1234
     (row,) = rows(lower(found, Target("tpu")))
     assert (row.bytes_read, row.estimated_cycles) == (2 * 128 * 256, 1234)
+
+
+def test_copies_permutes_and_wrapped_computations_that_run_beside_others() -> None:
+    computations = """
+%wrapped (p: bf16[64,128]) -> bf16[32,128] {
+  %p = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %s = bf16[32,128]{1,0:T(8,128)(2,1)} slice(%p), slice={[0:32], [0:128]}
+}
+"""
+    body = """  %a = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %copy-start = (bf16[64,128]{1,0:T(8,128)(2,1)S(1)}, bf16[64,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) copy-start(%a), cross_program_prefetch_index=0
+  %copy-done = bf16[64,128]{1,0:T(8,128)(2,1)S(1)} copy-done(%copy-start)
+  %permute-start = (bf16[64,128]{1,0:T(8,128)(2,1)}, bf16[64,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%copy-done), channel_id=1, source_target_pairs={{0,1},{1,2},{2,3},{3,0}}
+  %slice-start = ((bf16[64,128]{1,0:T(8,128)(2,1)}), bf16[32,128]{1,0:T(8,128)(2,1)}, s32[]) async-start(%a), calls=%wrapped
+  %slice-update = ((bf16[64,128]{1,0:T(8,128)(2,1)}), bf16[32,128]{1,0:T(8,128)(2,1)}, s32[]) async-update(%slice-start)
+  %slice-done = bf16[32,128]{1,0:T(8,128)(2,1)} async-done(%slice-update)
+  %permute-done = bf16[64,128]{1,0:T(8,128)(2,1)} collective-permute-done(%permute-start)
+  ROOT %t = (bf16[64,128]{1,0:T(8,128)(2,1)}, bf16[32,128]{1,0:T(8,128)(2,1)}) tuple(%permute-done, %slice-done)"""
+    made = lowered(body, HEADER + ", num_partitions=4", computations)
+    copy, permute, cut = made.body
+    assert isinstance(permute, Collective)
+    assert isinstance(copy, Kernel)
+    assert isinstance(cut, Kernel)
+    assert (permute.kind, permute.operand_bytes, permute.asynchronous, permute.deps) == (
+        "collective_permute",
+        2 * 64 * 128,
+        True,
+        (0,),
+    )
+    assert permute.shift is not None
+    assert (permute.shift.by, permute.shift.cyclic) == (1, True)
+    assert [(row.klass, row.bytes_read) for row in rows(made)] == [("copy", 2 * 64 * 128), ("copy", 2 * 32 * 128)]
+
+
+def test_work_of_a_fusion_counts_what_lies_behind_a_bitcast_and_the_rows_that_a_scatter_updates() -> None:
+    computations = (
+        ADD
+        + """
+%fused (p: f32[1000,64], i: s32[8], u: f32[512]) -> f32[1000,64] {
+  %p = f32[1000,64]{1,0} parameter(0)
+  %i = s32[8]{0} parameter(1)
+  %rows = s32[8,1]{1,0} bitcast(%i)
+  %u = f32[512]{0} parameter(2)
+  %wide = f32[8,64]{1,0} bitcast(%u)
+  %twice = f32[8,64]{1,0} add(%wide, %wide)
+  ROOT %s = f32[1000,64]{1,0} scatter(%p, %rows, %twice), update_window_dims={1}, inserted_window_dims={0}, scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=%add
+}
+"""
+    )
+    body = """  %a = f32[1000,64]{1,0} parameter(0)
+  %b = s32[8]{0} parameter(1)
+  %c = f32[512]{0} parameter(2)
+  ROOT %f = f32[1000,64]{1,0} fusion(%a, %b, %c), kind=kInput, calls=%fused"""
+    header = HEADER + ", input_output_alias={ {}: (0, {}, may-alias) }"
+    total = account(program(body, header, computations)).low
+    (row,) = rows(lowered(body, header, computations))
+    assert (row.bytes_read, row.bytes_written) == (2048 + 32 + 2048, 2048)
+    assert (total.bytes_read, total.bytes_written) == (row.bytes_read, row.bytes_written)
 
 
 WHOLE = (
