@@ -1,29 +1,35 @@
 """Measures small programs on the GPU of this machine and validates the predictions made before.
 
     python benchmarks/on_device.py --on h100-sxm [--out results] [--minutes 8]
+    python benchmarks/on_device.py --cpu-rehearsal
 
 One command, eight minutes at most, resumable: what `--out` already holds is not measured again. Without a GPU it says
-so and leaves. For every program, in JAX and in PyTorch, the prediction is written first; then the program is measured
-(median of repeated runs, and a profile), and `stablecast validate` lays the two beside each other. Kept under size
-limits: `<name>.prediction.json`, `<name>.medians.json`, the profile, the optimised HLO and `<name>.validation.json`.
+so and leaves. The predictions of all programs, in JAX and in PyTorch, are written first; then each is measured (median
+of repeated runs, and a profile), and the two are laid beside each other. Kept under size limits:
+`<name>.prediction.json`, `<name>.medians.json`, the profile, the optimised HLO and `<name>.validation.json`.
+`--cpu-rehearsal` goes the same way with tiny sizes on the processor.
 """
+
+from __future__ import annotations
 
 import argparse
 import gzip
 import json
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from on_device_programs import TINY, Program, Sizes, Step, jax_programs, torch_programs
+
 MOST_BYTES = 8 << 20
-WARM_UP, REPEATS = 3, 20
-LADDER = (256, 512, 1024, 2048, 4096, 8192)
-ATTENTION = ((8, 16, 1024, 64), (2, 16, 4096, 128))
+WARM_UP, PROFILED, REPEATS, LONGEST_S = 3, 3, 20, 4.0
 
 
 def has_gpu() -> bool:
@@ -34,118 +40,85 @@ def has_gpu() -> bool:
     return subprocess.run([tool], capture_output=True, check=False).returncode == 0
 
 
-def _mlp(x: Any, w1: Any, w2: Any) -> Any:
-    import jax
-    import jax.numpy as jnp
-
-    return jnp.sum(jax.nn.gelu(x @ w1) @ w2)
-
-
-def _attention(q: Any, k: Any, v: Any) -> Any:
-    import jax
-
-    return jax.nn.dot_product_attention(q, k, v)
-
-
-def jax_programs() -> Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
-    """Name -> function and the shapes of its arguments."""
-    import jax
-    import jax.numpy as jnp
-
-    def shape(*sizes: int) -> Any:
-        return jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
-
-    found: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
-    for size in LADDER:
-        found[f"jax_gemm_{size}"] = (jnp.matmul, (shape(size, size), shape(size, size)))
-    found["jax_add_64m"] = (jnp.add, (shape(8192, 8192), shape(8192, 8192)))
-    for batch, heads, sequence, width in ATTENTION:
-        one = shape(batch, sequence, heads, width)
-        found[f"jax_attention_{batch}x{heads}x{sequence}x{width}"] = (_attention, (one, one, one))
-    layers = (shape(4096, 4096), shape(4096, 16384), shape(16384, 4096))
-    found["jax_mlp"] = (_mlp, layers)
-    found["jax_mlp_train"] = (jax.grad(_mlp, argnums=(1, 2)), layers)
+def programs(sizes: Sizes) -> list[Program]:
+    """All programs; those of a framework that is not installed are left out."""
+    found = jax_programs(sizes)
+    try:
+        found += torch_programs(sizes)
+    except ImportError as error:
+        print(f"only JAX is measured: {error}")
     return found
 
 
-def predict_first(name: str, function: Callable[..., Any], shapes: tuple[Any, ...], on: str, out: Path) -> Path:
-    """Write capture and prediction before anything is measured; the capture's path."""
+def predict(program: Program, on: str, platform: str, out: Path) -> None:
+    """Write capture and prediction of one program, unless they are there."""
     import stablecast
     from stablecast.ir import capture_file
 
-    capture = out / f"{name}.sc"
-    if not (out / f"{name}.prediction.json").exists():
-        workload = stablecast.capture(function, *shapes, platform="cuda")
-        capture_file.write(workload, capture)
-        (out / f"{name}.prediction.json").write_text(stablecast.predict(workload, on=on).to_json(), encoding="utf-8")
-    return capture
+    target = out / f"{program.name}.prediction.json"
+    if target.exists():
+        return
+    workload = program.capture(platform)
+    capture_file.write(workload, out / f"{program.name}.sc")
+    target.write_text(stablecast.predict(workload, on=on).to_json(), encoding="utf-8")
 
 
-def measure_jax(name: str, function: Callable[..., Any], shapes: tuple[Any, ...], out: Path) -> None:
-    """Medians, a profile and the optimised HLO of one JAX program."""
+def measure(program: Program, device: str, out: Path) -> None:
+    """Medians, a profile and, of a JAX program, the optimised HLO."""
+    step = program.make(device)
+    for _ in range(WARM_UP):
+        step()
+    wait = _waiter(program, device)
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < REPEATS and (len(times) < WARM_UP or time.perf_counter() - began < LONGEST_S):
+        wait()
+        start = time.perf_counter()
+        step()
+        wait()
+        times.append(time.perf_counter() - start)
+    if program.name.startswith("jax_"):
+        _profile_jax(program.name, step, out)
+    else:
+        _profile_torch(program.name, step, device, out)
+    content = {"median_s": statistics.median(times), "times_s": times}
+    (out / f"{program.name}.medians.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def _waiter(program: Program, device: str) -> Step:
+    if program.name.startswith("jax_") or device == "cpu":
+        return lambda: None
+    import torch
+
+    return torch.cuda.synchronize
+
+
+def _profile_jax(name: str, step: Any, out: Path) -> None:
     import jax
 
-    compiled = jax.jit(function).lower(*shapes).compile()
-    args = [jax.numpy.ones(shape.shape, shape.dtype) for shape in shapes]
-    for _ in range(WARM_UP):
-        jax.block_until_ready(compiled(*args))
-    times: list[float] = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(*args))
-        times.append(time.perf_counter() - start)
-    _write_times(out / f"{name}.medians.json", times)
     folder = out / f"{name}.profile"
     with jax.profiler.trace(str(folder)):
-        for _ in range(WARM_UP):
-            jax.block_until_ready(compiled(*args))
+        for number in range(PROFILED):
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                step()
     keep(next(folder.rglob("*.xplane.pb"), None), out / f"{name}.xplane.pb")
     shutil.rmtree(folder)
-    (out / f"{name}.hlo.txt.gz").write_bytes(gzip.compress(compiled.as_text().encode()))
+    text = gzip.compress(step.compiled.as_text().encode())
+    if len(text) <= MOST_BYTES:
+        (out / f"{name}.hlo.txt.gz").write_bytes(text)
 
 
-def torch_programs() -> Mapping[str, Callable[[], Callable[[], Any]]]:
-    """Name -> what makes the step; nothing is allocated before it is called."""
+def _profile_torch(name: str, step: Step, device: str, out: Path) -> None:
     import torch
 
-    def product(size: int) -> Callable[[], Any]:
-        a = torch.ones(size, size, device="cuda", dtype=torch.bfloat16)
-        return lambda: a @ a
-
-    def mlp() -> Callable[[], Any]:
-        layers = torch.nn.Sequential(torch.nn.Linear(4096, 16384), torch.nn.GELU(), torch.nn.Linear(16384, 4096))
-        model = layers.to("cuda", torch.bfloat16)
-        x = torch.ones(4096, 4096, device="cuda", dtype=torch.bfloat16)
-        return lambda: model(x).sum().backward()
-
-    found: dict[str, Callable[[], Callable[[], Any]]] = {
-        f"torch_gemm_{size}": lambda size=size: product(size) for size in LADDER
-    }
-    found["torch_mlp_train"] = mlp
-    return found
-
-
-def measure_torch(name: str, make: Callable[[], Callable[[], Any]], out: Path) -> None:
-    """Medians and a Kineto trace with shapes of one PyTorch step."""
-    import torch
-
-    step = make()
-    for _ in range(WARM_UP):
-        step()
-    times: list[float] = []
-    for _ in range(REPEATS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        step()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    _write_times(out / f"{name}.medians.json", times)
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    kinds = torch.profiler.ProfilerActivity
+    activities = [kinds.CPU] if device == "cpu" else [kinds.CPU, kinds.CUDA]
     with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
-        for _ in range(WARM_UP):
+        for _ in range(PROFILED):
             with torch.profiler.record_function("step"):
                 step()
-            torch.cuda.synchronize()
+            if device != "cpu":
+                torch.cuda.synchronize()
     path = out / f"{name}.kineto.json"
     profile.export_chrome_trace(str(path))
     keep(path, out / f"{name}.kineto.json.gz")
@@ -162,66 +135,65 @@ def keep(source: Path | None, target: Path) -> None:
         target.write_bytes(data)
 
 
-def _write_times(path: Path, times: list[float]) -> None:
-    path.write_text(json.dumps({"median_s": statistics.median(times), "times_s": times}), encoding="utf-8")
+def validate(program: Program, on: str, out: Path) -> str:
+    """Lay the profile beside the prediction, written before; a line for the terminal."""
+    import stablecast
 
-
-def validate(name: str, on: str, out: Path) -> str:
-    """`stablecast validate` of one program; a line for the terminal."""
-    trace = next(
-        (out / f"{name}{end}" for end in (".xplane.pb", ".kineto.json.gz") if (out / f"{name}{end}").exists()), None
-    )
+    endings = (".xplane.pb", ".kineto.json.gz")
+    trace = next((path for end in endings if (path := out / f"{program.name}{end}").exists()), None)
     if trace is None:
-        return f"{name}: no profile was kept"
-    command = [sys.executable, "-m", "stablecast", "validate", str(trace), "--on", on, "--json"]
-    if (out / f"{name}.sc").exists():
-        command += ["--workload", str(out / f"{name}.sc")]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        return f"{name}: {answer.stderr.strip()}"
-    (out / f"{name}.validation.json").write_text(answer.stdout, encoding="utf-8")
-    found = json.loads(answer.stdout)
-    busy = found["measured_parts"]["busy_s"]
-    predicted, matched = found["predicted_step_s"], found["matched_share"]
-    return f"{name}: device {busy * 1e6:.1f} us, predicted {predicted * 1e6:.1f} us, matched {matched:.0%}"
+        return f"{program.name}: no profile was kept"
+    report = stablecast.validate(trace, workload=str(out / f"{program.name}.sc"), on=on)
+    (out / f"{program.name}.validation.json").write_text(report.to_json(), encoding="utf-8")
+    ours, theirs = report.device_s
+    matched = report.matching.matched_share if report.matching else 0.0
+    error = f"{theirs / ours - 1:+.0%}" if ours else ""
+    times = f"device {ours * 1e6:10.1f} us, predicted {theirs * 1e6:10.1f} us {error:>6}"
+    return f"{program.name:36} {times}, matched {matched:.0%}"
 
 
-def _run_all(on: str, out: Path, until: float) -> None:
-    chosen = jax_programs()
-    captures = {name: predict_first(name, function, shapes, on, out) for name, (function, shapes) in chosen.items()}
-    jobs: dict[str, Callable[[], None]] = {
-        name: lambda name=name: measure_jax(name, *chosen[name], out) for name in captures
-    }
-    try:
-        made = torch_programs()
-    except ImportError:
-        print("torch is not installed: only JAX is measured")
-        made = {}
-    jobs |= {name: lambda name=name: measure_torch(name, made[name], out) for name in made}
-    for name, job in jobs.items():
-        if (out / f"{name}.medians.json").exists():
+def run(chosen: list[Program], on: str, device: str, out: Path, until: float) -> None:
+    """Predictions of all first, then measurements until the time is up."""
+    from stablecast.ir.errors import StablecastError
+
+    platform = "cpu" if device == "cpu" else "cuda"
+    for program in chosen:
+        predict(program, on, platform, out)
+    print(f"{len(chosen)} predictions are written to {out}", flush=True)
+    for program in chosen:
+        if (out / f"{program.name}.validation.json").exists():
             continue
         if time.monotonic() > until:
-            print(f"time is up before {name}; run again to go on")
+            print(f"time is up before {program.name}; run again to go on")
             return
-        job()
-        print(validate(name, on, out), flush=True)
+        try:
+            if not (out / f"{program.name}.medians.json").exists():
+                measure(program, device, out)
+            print(validate(program, on, out), flush=True)
+        except (StablecastError, RuntimeError) as error:
+            print(f"{program.name}: {' '.join(str(error).split())[:200]}")
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run what is left to run."""
     parser = argparse.ArgumentParser(description="Measure on this machine's GPU and validate the predictions.")
     parser.add_argument("--on", default="", help="the catalogue's name of the GPU, such as h100-sxm")
     parser.add_argument("--out", type=Path, default=Path("on_device"))
     parser.add_argument("--minutes", type=float, default=8.0)
-    options = parser.parse_args()
-    if not has_gpu():
+    parser.add_argument("--only", default="", help="programs whose name contains this")
+    parser.add_argument("--cpu-rehearsal", action="store_true", help="tiny sizes on the processor")
+    options = parser.parse_args(arguments)
+    if not options.cpu_rehearsal and not has_gpu():
         print("no GPU on this machine: nothing is measured")
         return
-    if not options.on:
+    if not options.on and not options.cpu_rehearsal:
         parser.error("say which GPU this is: --on h100-sxm (stablecast hardware list)")
+    until = time.monotonic() + 60 * options.minutes
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     options.out.mkdir(parents=True, exist_ok=True)
-    _run_all(options.on, options.out, time.monotonic() + 60 * options.minutes)
+    found = [entry for entry in programs(TINY if options.cpu_rehearsal else Sizes()) if options.only in entry.name]
+    device = "cpu" if options.cpu_rehearsal else "cuda"
+    run(found, options.on or "cpu", device, options.out, until)
 
 
 if __name__ == "__main__":
