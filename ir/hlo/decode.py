@@ -32,7 +32,10 @@ def leaves(shape: str) -> tuple[TensorType, ...]:
 
 @lru_cache(maxsize=65536)
 def _array(name: str, dims: str) -> TensorType:
-    sizes = tuple(int(size.lstrip("<=")) for size in dims.split(",")) if dims else ()
+    try:
+        sizes = tuple(int(size.lstrip("<=")) for size in dims.split(",")) if dims else ()
+    except ValueError:
+        raise InputError(f"'{name}[{dims}]' is no shape", "is the text damaged?") from None
     return TensorType(sizes, dtype(_dtype(name)))
 
 

@@ -1,9 +1,10 @@
 """HLO instructions as ops of our program: names and decoded attributes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from stablecast.ir.attributes import DotDims
 from stablecast.ir.hlo import decode
 from stablecast.ir.program import NO_ATTRIBUTES
 from stablecast.ir.types import TensorType
@@ -85,6 +86,25 @@ def decoded(name: str, attrs: Attributes, inside: str, kind: TensorType | None, 
         return _collective(attrs)
     maker = _MAKERS.get(name)
     return maker(attrs, rank) if maker is not None else NO_ATTRIBUTES
+
+
+def check_product(name: str, made: Mapping[str, Any], operands: Sequence[TensorType]) -> None:
+    """Raises `ValueError` where a product has not two operands with the dimensions that it names."""
+    if name not in ("stablehlo.dot_general", "stablehlo.convolution"):
+        return
+    if len(operands) != 2:
+        raise ValueError(f"it has {len(operands)} operands, not 2")
+    dims = made.get("dot_dimension_numbers") or made["dimension_numbers"]
+    if isinstance(dims, DotDims):
+        named = (dims.lhs_batch + dims.lhs_contracting, dims.rhs_batch + dims.rhs_contracting)
+    else:
+        named = (
+            (dims.input_batch, dims.input_feature, *dims.input_spatial),
+            (dims.kernel_input_feature, dims.kernel_output_feature, *dims.kernel_spatial),
+        )
+    for operand, axes in zip(operands, named, strict=True):
+        if any(not 0 <= axis < operand.rank for axis in axes):
+            raise ValueError(f"{operand} has not the dimensions {axes}")
 
 
 def _collective(attrs: Attributes) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from stablecast.ir.errors import InputError
 from stablecast.ir.hlo import decode, syntax
 from stablecast.ir.hlo.groups import expand_device_ids
 from stablecast.ir.hlo.library import Product, product
-from stablecast.ir.hlo.ops import COLLECTIVES, NEEDS_NOTHING, NEEDS_REGION, decoded, op_name
+from stablecast.ir.hlo.ops import COLLECTIVES, NEEDS_NOTHING, NEEDS_REGION, check_product, decoded, op_name
 from stablecast.ir.hlo.syntax import Computation, Instruction
 from stablecast.ir.loops import Unknown, trip_count
 from stablecast.ir.pause import paused_gc
@@ -252,6 +252,7 @@ class _Reader:
         inside = held.operands[0] if held.opcode == "constant" else ""
         rank = self._types[flat[0]].rank if flat else 0
         made = decoded(name, attrs, inside, kinds[0] if kinds else None, rank)
+        check_product(name, made, [self._types[value] for value in flat])
         if name in COLLECTIVES:
             made = {**made, "asynchronous": _is_asynchronous(held, attrs)}
         regions = tuple(self._region(attrs[key]) for key in ("select", "scatter", "to_apply") if key in attrs)
