@@ -12,6 +12,7 @@ from typing import Any
 
 from stablecast.ir import mlir
 from stablecast.ir.errors import StablecastError, ToolError
+from stablecast.lowering.partition.conflicts import settle
 from stablecast.lowering.partition.divisible import check_divisible
 from stablecast.lowering.partition.gspmd_module import has_gspmd, to_sdy
 from stablecast.lowering.partition.rules import teach
@@ -19,11 +20,8 @@ from stablecast.lowering.partition.rules import teach
 ROUND_TRIP_NOTE = "XLA could not import the module; Shardy ran on it as captured, in another order than XLA's"
 
 _IMPORT = ("symbol-dce", "xla-sdy-round-trip-import-shardy-attrs")
-_PIPELINE = (
-    "symbol-dce",
-    "sdy-propagation-pipeline",
-    "sdy-export-pipeline{enable-insert-explicit-collectives=true}",
-)
+_PROPAGATE = ("symbol-dce", "sdy-propagation-pipeline")
+_EXPORT = ("sdy-export-pipeline{enable-insert-explicit-collectives=true}",)
 _MANUAL = frozenset({"sdy.manual_computation"})
 _LAYOUTS = frozenset({"result_layouts", "operand_layouts", "result_layout", "xla_shape"})
 _LOOPS = frozenset({"stablehlo.while"})
@@ -51,7 +49,9 @@ def partition_module(data: bytes, source: str, route: str) -> tuple[dict[str, An
         module, header["route"] = _imported(data, module, header["notes"])
     mlir.inline_calls(module, entry_function(module).attributes["sym_name"].value)
     teach(module)
-    mlir.run_passes(module, _PIPELINE)
+    mlir.run_passes(module, _PROPAGATE)
+    settle(module)
+    mlir.run_passes(module, _EXPORT)
     header["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return header, mlir.write_bytecode(module)
 

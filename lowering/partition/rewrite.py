@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from stablecast.ir.groups import Groups
+from stablecast.ir.groups import Groups, from_lists
 from stablecast.ir.program import Axis, Block, Op, Program
 from stablecast.ir.types import as_tensor
 from stablecast.lowering.partition.layout import Layout
@@ -219,7 +219,7 @@ def _count_gathers_once(block: Block, names: dict[int, int]) -> Block:
             roots[op.result] = roots.get(operands[0], operands[0])
         elif op.name == "stablehlo.all_gather" and len(op.results) == 1:
             groups = op.attrs.get("replica_groups")
-            key = (roots.get(operands[0], operands[0]), str(groups), op.result_type.nbytes)
+            key = (roots.get(operands[0], operands[0]), _spelt(groups), op.result_type.nbytes)
             first = known.setdefault(key, op.result)
             if first != op.result:
                 names[op.result] = first
@@ -229,6 +229,11 @@ def _count_gathers_once(block: Block, names: dict[int, int]) -> Block:
             regions = tuple(_count_gathers_once(region, names) for region in regions)
         ops.append(replace(op, operands=operands, regions=regions))
     return Block(block.args, block.arg_types, tuple(ops), tuple(names.get(value, value) for value in block.returns))
+
+
+def _spelt(groups: Any) -> str:
+    """Groups in one spelling: the same devices may be written over meshes of different axes."""
+    return str(from_lists(list(groups)) if isinstance(groups, Groups) and not groups.ragged else groups)
 
 
 def with_calls_inlined(program: Program) -> Program:

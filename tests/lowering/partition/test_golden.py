@@ -26,9 +26,17 @@ FAMILIES = (
 )
 FRESH = (
     *("three_axes", "zero2", "label_smoothing", "conv_channels", "encoder_decoder", "mixed_precision", "decode"),
-    *("split_cache", "recurrence", "expert_all_to_all", "adapters", "moe_top2"),
+    *(
+        "split_cache",
+        "recurrence",
+        "expert_all_to_all",
+        "adapters",
+        "moe_top2",
+        "ulysses",
+        "sequence_parallel_attention",
+    ),
 )
-FRESH_KNOWN_TO_DIFFER = (*("embedding_both_ways", "gqa_unrolled", "ulysses", "sequence_parallel_attention"),)
+FRESH_KNOWN_TO_DIFFER = ("embedding_both_ways", "gqa_unrolled")
 SMALL = (
     *("slice_half", "slice_stride", "slice_second_half", "pad_double", "concat", "concat_no_room", "roll", "reverse"),
     *("cumsum", "cummax", "sort", "pool", "pool_stride", "pool_grad", "conv_3", "conv_5", "conv_3_stride"),
