@@ -293,8 +293,7 @@ class Session:
         if chosen is None:
             if not defaults or self._ready():
                 return program
-            recorded = self.workload(program.platform).launches is not None
-            chosen = default_passes(program.exec_model, recorded=recorded)
+            chosen = default_passes(program.exec_model, recorded=program.recorded)
         key = (id(program), chosen)
         if key not in self._scheduled:
             self._scheduled[key] = (program, run_passes(program, chosen))
@@ -372,8 +371,9 @@ class Session:
         chosen = self.options.timeline.passes
         if chosen is not None:
             return f"schedule passes: {', '.join(chosen) or 'none'}"
-        recorded = self.workload(program.platform).launches is not None
-        names = default_passes(program.exec_model, recorded=recorded)
+        if program.recorded:
+            return "streams and events as PyTorch recorded them (--pass changes them)"
+        names = default_passes(program.exec_model)
         return f"schedule passes of {program.exec_model}: {', '.join(names) or 'none'} (--pass chooses others)"
 
     def role(self, device: Device) -> ProgramRole:

@@ -12,6 +12,8 @@ import gc
 import time
 from pathlib import Path
 
+import numpy as np
+
 from stablecast._predict import Options, Session
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.predictor import PREDICTED, ProgramRole, Settings, predict_roles
@@ -19,11 +21,43 @@ from stablecast.backends.pricing import price
 from stablecast.backends.registry import parse_choice
 from stablecast.backends.schedule import schedule
 from stablecast.frontends.arguments import ArgumentOptions
-from stablecast.ir.device_program import Body, Loop
+from stablecast.ir.device_program import Body, Collective, DeviceProgram, Kernel, Loop, Node
+from stablecast.ir.groups import over_axes
+from stablecast.ir.kernels import KernelRow, KernelTable
+from stablecast.ir.work import SymbolicWork
 from stablecast.lowering.passes import default_passes, run_passes
 
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "llama.py"
 MESH = {"data": 2048, "fsdp": 8, "tensor": 8}
+
+
+def layers(count: int) -> Body:
+    """Kernels in a row, an asynchronous all-reduce over 131,072 devices after every nineteenth."""
+    groups = over_axes("mesh", tuple(MESH.items()), ["data"])
+    found: list[Node] = []
+    for number in range(count):
+        before = (number - 1 - (number % 20 == 0),) if number > 1 else ()
+        if number % 20 == 19:
+            found.append(Collective("all_reduce", groups, 1 << 25, 1 << 25, asynchronous=True, deps=(number - 1,)))
+        else:
+            found.append(Kernel(0, deps=before))
+    return tuple(found)
+
+
+def synthetic() -> None:
+    """67,000 nodes, and 96 trips of 700: more than the lowered program of 67,000 ops has."""
+    system = Catalogue().resolve("h100-sxm:131072")
+    table = KernelTable((KernelRow(elems=1 << 22, bytes_read=1e8, bytes_written=1e8),), np.ones(1))
+    estimates = price(table, system.device, parse_choice("analytical")).estimates
+    for name, body in (("67,000 nodes", layers(67_000)), ("96 x 700 nodes", (Loop(layers(700), 96),))):
+        program = DeviceProgram("step", body, table, SymbolicWork(), system.count)
+        gc.collect()
+        gc.disable()
+        begun = time.process_time()
+        found = schedule(program, estimates, system, settings=PREDICTED)
+        spent = time.process_time() - begun
+        gc.enable()
+        print(f"{name:15} timeline with contention {spent:.3f} CPU s;  step {found.time_s * 1e3:.1f} ms")
 
 
 def nodes(body: Body) -> int:
@@ -66,9 +100,10 @@ def measure(layers: int, scan: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=96)
-    layers = parser.parse_args().layers
-    measure(layers, True)
-    measure(layers, False)
+    depth = parser.parse_args().layers
+    synthetic()
+    measure(depth, True)
+    measure(depth, False)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from stablecast.lowering.graph import Graph, build_graph
 from stablecast.lowering.memory import Liveness, Residents
 from stablecast.lowering.multi_output import Group
 from stablecast.lowering.partition.stages import micro_batch_loops, stage_axes
+from stablecast.lowering.recorded import as_recorded
 from stablecast.lowering.rows import group_key, hero_of, make_row
 from stablecast.lowering.target import Target
 from stablecast.lowering.traffic import Traffic, traffic, written_values
@@ -100,6 +101,7 @@ class _Lowering:
         self._bytes = 0.0
         stages = stage_axes(program)
         self._main: Graph | None = None
+        self._recorded = launches is not None and schedule is not None
         self._numbers: dict[int, int] = {}
         self._stage_axis = stages[0] if len(stages) == 1 else ""
         self._micro_batches = micro_batch_loops(program, self._stage_axis) if self._stage_axis else {}
@@ -131,6 +133,7 @@ class _Lowering:
             complete=not self._opaque and not open_counts,
             notes=(*program.notes, *self._notes()),
             stage_axis=self._stage_axis,
+            recorded=self._recorded,
             arguments=tuple(
                 ArgumentBuffer(argument.name, graph.types[value].nbytes, value in donated)
                 for value, argument in zip(graph.arguments, program.main.arguments, strict=False)
@@ -177,6 +180,8 @@ class _Lowering:
             nodes.append(replace(placed, arguments=tuple(read)) if known else placed)
             plain = len(work.terms) == 1 and () in work.terms
             summed = _plus(summed, work.terms[()]) if plain else summed + work
+        if whole and self._recorded and self._schedule is not None:
+            nodes = as_recorded(nodes, [group.launch for group in groups], self._schedule)
         body = tuple(nodes)
         combine = self._target.combine and not self._program.prefused
         return combine_collectives(body) if combine else body, summed, liveness.peak

@@ -74,6 +74,8 @@ class Flattener:
         loops: Mapping[str, int],
         settings: ScheduleSettings,
         speed: float = 1.0,
+        *,
+        recorded: bool = False,
     ) -> None:
         self._time = (estimates.time_s / speed).tolist()
         self._low = (estimates.low_s / speed).tolist()
@@ -83,7 +85,8 @@ class Flattener:
         self._priced: dict[tuple[object, ...], CollectiveEstimate] = {}
         self._loops, self._settings, self._system = loops, settings, system
         self._numbers: dict[StreamKey, int] = {COMPUTE: 0}
-        self._in_order = settings.starts == "in-order"
+        self._in_order = settings.starts == "in-order" and not recorded
+        self._by_program = recorded or settings.comm_streams == "program"
         self._issued = -1
         self.flat = Flat()
 
@@ -160,7 +163,7 @@ class Flattener:
             return COMPUTE
         if self._settings.comm_streams == "one":
             return ("communication", 0)
-        if self._settings.comm_streams == "program":
+        if self._by_program:
             return ("communication", node.stream)
         if isinstance(node, P2P):
             return (node.direction, (node.axis,))

@@ -46,7 +46,10 @@ def schedule_roles(
     if len(set(names)) < len(names):
         raise InputError("two roles of a schedule have the same name")
     flats = [
-        Flattener(role.estimates, system, loops or {}, chosen, role.speed).lay_out(role.program.body) for role in roles
+        Flattener(role.estimates, system, loops or {}, chosen, role.speed, recorded=role.program.recorded).lay_out(
+            role.program.body
+        )
+        for role in roles
     ]
     meet = Meetings(roles, flats)
     played = _play(roles, flats, [flat.time_s for flat in flats], meet)

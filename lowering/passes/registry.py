@@ -18,7 +18,6 @@ _COMPILED: Final = ("latency-hiding",)
 DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "xla": _COMPILED,
     "unfused": _COMPILED,
-    "eager": ("fsdp-prefetch=1", "async"),
     "inductor": ("fsdp-prefetch=1", "async"),
 }
 """Passes by execution model."""
@@ -64,10 +63,11 @@ def default_passes(exec_model: str, *, recorded: bool = False) -> tuple[str, ...
     """The passes that a prediction takes for granted for an execution model.
 
     XLA hides latency by its scheduler (on by default for TPUs; on GPUs the flag
-    `xla_gpu_enable_latency_hiding_scheduler`, which published recipes set). `recorded`: launches recorded from PyTorch,
-    whose collectives run on streams of their own, with FSDP gathering one unit ahead. Traces stay as they are.
+    `xla_gpu_enable_latency_hiding_scheduler`, which published recipes set). Under TorchInductor FSDP gathers one unit
+    ahead and collectives run on streams of their own. `recorded`: streams and events are those of a recorded run
+    (eager PyTorch), which needs none. Traces stay as they are.
     """
-    return DEFAULTS.get("eager" if recorded else exec_model, ())
+    return () if recorded else DEFAULTS.get(exec_model, ())
 
 
 def run_passes(program: DeviceProgram, texts: Sequence[str]) -> DeviceProgram:

@@ -64,3 +64,30 @@ def test_a_stage_alone_waits_for_nobody(stages: list[Any]) -> None:
     assert alone.step_time_s < stablecast.predict(stages, on="h100-sxm:4").step_time_s
     assert {one.kind for one in alone.collectives} == {"send", "recv"}
     assert [one.count for one in alone.collectives] == [2 * BATCHES, 2 * BATCHES]
+
+
+def test_fsdp_gathers_as_pytorch_recorded_it() -> None:
+    """All but the first gather and the last reduction run beside layers that take longer; `--pass` is not needed."""
+    from torch.distributed.fsdp import fully_shard
+
+    def build(mesh: Any) -> Any:
+        layers = [torch.nn.Linear(4096, 4096, bias=False) for _ in range(6)]
+        module = torch.nn.Sequential(*layers)
+        for layer in layers:
+            fully_shard(layer, mesh=mesh["fsdp"])
+        return fully_shard(module, mesh=mesh["fsdp"])
+
+    def step(module: Any, x: Any) -> Any:
+        loss = module(x).square().mean()
+        loss.backward()
+        return loss
+
+    workload = stablecast.capture_torch(build, step, (torch.randn(16384, 4096),), mesh={"fsdp": 8})
+    made = stablecast.predict(workload, on="h100-sxm:8")
+    gathers = [one for one in made.collectives if one.kind == "all_gather"]
+    reductions = [one for one in made.collectives if one.kind == "reduce_scatter"]
+    one = gathers[0].time_s / gathers[0].count + reductions[0].time_s / reductions[0].count
+    assert sum(found.count for found in gathers) >= 6
+    assert made.exposed_communication_s < 0.25 * sum(found.time_s for found in made.collectives)
+    assert made.exposed_communication_s == pytest.approx(one, rel=0.3)
+    assert any("as PyTorch recorded them" in text for text in made.assumptions)

@@ -290,5 +290,6 @@ def test_names() -> None:
         with pytest.raises(InputError, match=message):
             find_pass(text)
     assert default_passes("xla") == ("latency-hiding",)
-    assert default_passes("xla", recorded=True) == ("fsdp-prefetch=1", "async")
+    assert default_passes("inductor") == ("fsdp-prefetch=1", "async")
+    assert default_passes("eager", recorded=True) == default_passes("eager") == ()
     assert default_passes("as-written") == ()
