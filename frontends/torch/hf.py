@@ -110,6 +110,7 @@ def build_model(config: Any, dtype: Any, mode: str) -> Any:
             made = cls.from_config(config, attn_implementation="sdpa")
         else:
             made = cls._from_config(config, attn_implementation=_attention(cls))
+    made.tie_weights()
     return made.train() if mode == "train" else made.eval()
 
 
