@@ -178,8 +178,7 @@ def _trace_part(role: TraceRole) -> RolePart:
 
 
 def _role_part(session: Session, workload: Workload, role: Role, system: System | None) -> RolePart:
-    alone = replace(workload, modules=(workload.module(role.module),), roles=())
-    one = Session(alone, session.options, session.catalogue)
+    one = session.part(workload, role)
     program = one.lowered_alone() if system is None else one.device_program(system.device)
     return RolePart(role.name, program, coords=role.coords, speed=role.speed)
 

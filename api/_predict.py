@@ -30,7 +30,7 @@ from stablecast.ir.errors import InputError, ToolError
 from stablecast.ir.program import Program
 from stablecast.ir.reader import bind_dimensions, dynamic_dimensions, read
 from stablecast.ir.reader.dynamic import unbound
-from stablecast.ir.workload import Workload
+from stablecast.ir.workload import Role, Workload
 from stablecast.lowering import program_cache
 from stablecast.lowering.device import lower
 from stablecast.lowering.execution.models import exec_model, uses_flash
@@ -154,6 +154,7 @@ class Session:
         self._workloads: dict[str, Workload] = {}
         self._programs: dict[tuple[str, str], Program] = {}
         self._lowered: dict[tuple[str, Target, str], DeviceProgram] = {}
+        self._of_role: dict[str, Session] = {}
         self._scheduled: dict[tuple[int, tuple[str, ...]], tuple[DeviceProgram, DeviceProgram]] = {}
         self._traces: TracePrograms | None = None
         self._measured: MeasuredInput | None = None
@@ -165,6 +166,7 @@ class Session:
         """The same input and what is known of it, priced by another backend."""
         other = copy(self)
         other.options = replace(self.options, backend=backend)
+        other._of_role = {}
         return other
 
     def workload(self, platform: str) -> Workload:
@@ -385,10 +387,35 @@ class Session:
         coords = coordinates(mesh, rank) if mesh else {}
         return ProgramRole(f"rank {rank}", self.scheduled(program), coords, self.options.timeline.speeds.get(rank, 1.0))
 
+    def part(self, workload: Workload, role: Role) -> "Session":
+        """A session of one role of `workload`, which is that of this session."""
+        key = f"{role.module} of {workload.platform}"
+        if key not in self._of_role:
+            self._of_role[key] = Session(workload.alone(role), self.options, self.catalogue)
+        return self._of_role[key]
+
+    def _stages(self, device: Device) -> list[ProgramRole]:
+        """The roles of a workload that has a module for each; empty for all others."""
+        if self.traces() is not None or self.measured() is not None or isinstance(self._source, DeviceProgram):
+            return []
+        workload = self.workload(platform_of(device))
+        if len(workload.modules) < 2 or not workload.roles:
+            return []
+        made: list[ProgramRole] = []
+        for role in workload.roles:
+            one = self.part(workload, role)
+            made.append(ProgramRole(role.name, one.scheduled(one.device_program(device)), role.coords, role.speed))
+        return made
+
     def _roles(self, program: DeviceProgram, device: Device, beside: "Sequence[Session]") -> list[ProgramRole]:
         """The roles of the step: captured ranks, those of a trace, and ranks with a speed of their own."""
         if beside:
             return [session.role(device) for session in (self, *beside)]
+        stages = self._stages(device)
+        if stages:
+            if self.options.timeline.speeds:
+                raise InputError("--slow cannot be given for a program of several stages", "leave it out")
+            return stages
         speeds = self.options.timeline.speeds
         ready = self.traces()
         if ready is not None and len(ready) > 1:

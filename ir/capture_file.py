@@ -71,13 +71,24 @@ def from_bytes(data: bytes, source: str) -> Workload:
             manifest = json.loads(archive.read(MANIFEST))
             _check(manifest, source)
             modules = tuple(
-                Module(entry["name"], archive.read(_member(index)), ModuleFormat(entry["format"]))
-                for index, entry in enumerate(manifest["modules"])
+                _read_module(entry, archive.read(_member(index))) for index, entry in enumerate(manifest["modules"])
             )
         return _workload(manifest, modules)
     except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, EOFError, AttributeError) as error:
         detail = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{source} is a damaged capture ({detail})", "capture the program again") from None
+
+
+def _read_module(entry: Mapping[str, Any], data: bytes) -> Module:
+    return Module(
+        entry["name"],
+        data,
+        ModuleFormat(entry["format"]),
+        tuple(_read_argument(argument) for argument in entry.get("args", ())),
+        _read_schedule(entry.get("schedule")),
+        _read_launches(entry.get("launches")),
+        entry.get("metadata", {}),
+    )
 
 
 def _check(manifest: Mapping[str, Any], source: str) -> None:
@@ -104,19 +115,33 @@ def _manifest(workload: Workload) -> dict[str, Any]:
         "stage": workload.stage.value,
         "num_replicas": workload.num_replicas,
         "num_partitions": workload.num_partitions,
-        "modules": [{"name": module.name, "format": module.format.value} for module in workload.modules],
+        "modules": [_module(module) for module in workload.modules],
         "meshes": [asdict(mesh) for mesh in workload.meshes],
         "roles": [asdict(role) for role in workload.roles],
         "args": [_argument(argument) for argument in workload.args],
         "symbols": [asdict(symbol) for symbol in workload.symbols],
         "phases": [asdict(phase) for phase in workload.phases],
         "schedule": _schedule(workload.schedule),
-        "launches": [asdict(launch) for launch in workload.launches.launches] if workload.launches else None,
+        "launches": _launches(workload.launches),
         "source": workload.source,
         "platform": workload.platform,
         "notes": list(workload.notes),
         "metadata": dict(workload.metadata),
     }
+
+
+def _module(module: Module) -> dict[str, Any]:
+    held: dict[str, Any] = {"name": module.name, "format": module.format.value}
+    if module.args or module.schedule or module.launches:
+        held["args"] = [_argument(argument) for argument in module.args]
+        held["schedule"] = _schedule(module.schedule)
+        held["launches"] = _launches(module.launches)
+        held["metadata"] = dict(module.metadata)
+    return held
+
+
+def _launches(table: LaunchTable | None) -> list[dict[str, Any]] | None:
+    return [asdict(launch) for launch in table.launches] if table else None
 
 
 def _schedule(schedule: Schedule | None) -> dict[str, Any] | None:

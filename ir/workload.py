@@ -1,7 +1,7 @@
 """What a frontend captures: modules with a manifest that says what they are."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -23,11 +23,19 @@ class ModuleFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One program text: `data` is MLIR text or bytecode, a StableHLO portable artifact, or HLO text."""
+    """One program text: `data` is MLIR text or bytecode, a StableHLO portable artifact, or HLO text.
+
+    `args`, `schedule`, `launches`, `metadata`: its own, where modules of a workload differ (pipeline stages); else the
+    workload's.
+    """
 
     name: str
     data: bytes
     format: ModuleFormat = ModuleFormat.MLIR
+    args: tuple[Argument, ...] = ()
+    schedule: Schedule | None = None
+    launches: LaunchTable | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,19 @@ class Workload:
     def module(self, name: str) -> Module:
         """The module called `name`."""
         return next(module for module in self.modules if module.name == name)
+
+    def alone(self, role: Role) -> "Workload":
+        """The program of one role, as a workload of its own."""
+        module = self.module(role.module)
+        return replace(
+            self,
+            modules=(module,),
+            roles=(),
+            args=module.args or self.args,
+            schedule=module.schedule or self.schedule,
+            launches=module.launches or self.launches,
+            metadata=module.metadata or self.metadata,
+        )
 
     def __repr__(self) -> str:
         size = sum(len(module.data) for module in self.modules)

@@ -5,11 +5,12 @@
 import contextlib
 import json
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stablecast.frontends.torch import assemble, hf_parallel
+from stablecast.frontends.torch import assemble, hf_parallel, hf_pipeline
 from stablecast.frontends.torch.capture import loss_of
 from stablecast.frontends.torch.private import load, torch
 from stablecast.frontends.torch.session import Session
@@ -44,8 +45,10 @@ def capture_hf(
     """The step of a model given by its `config.json`.
 
     `mode`: `train` (forward, loss, backward, fused AdamW), `forward`, `prefill` (`seq` tokens in, cache out) or
-    `decode` (one token beside a cache of `seq`). `parallel`: `dp4`, `fsdp8`, `tp4`, or several as `fsdp8,tp4`. Raises
-    `InputError` for a configuration, mode or parallelism that is not known.
+    `decode` (one token beside a cache of `seq`). `parallel`: `dp4`, `fsdp8`, `tp4`, `pp4`, or several as `pp4,dp2,tp2`.
+    A pipeline runs 1F1B with a micro-batch a sample; `pp4:gpipe`, `pp4:interleaved2` (two parts a rank) and `pp4:zb2`
+    choose another schedule, `mb8` the number of micro-batches; the workload then has a module and a role for each
+    stage. Raises `InputError` for a configuration, mode or parallelism that is not known.
     """
     if mode not in MODES:
         raise InputError(f"unknown mode '{mode}'", near_names(mode, MODES))
@@ -53,9 +56,15 @@ def capture_hf(
         raise InputError(f"unknown dtype '{dtype}'", near_names(dtype, DTYPES))
     config, source = read_config(config_path)
     load("transformers.masking_utils")
+    parallel, pipeline = hf_pipeline.parse(parallel)
     axes = hf_parallel.axes_of(parallel)
-    session = Session(axes, rank, device, attention)
     kind = getattr(torch, DTYPES.get(dtype.lower(), dtype.lower()))
+    if "pp" in dict(axes):
+        shape = _Step(config, source, batch, seq, mode, kind)
+        places = range(pipeline.stages)
+        stages = [_stage(shape, axes, pipeline, place, rank, device, attention, optimizer) for place in places]
+        return hf_pipeline.joined(stages)
+    session = Session(axes, rank, device, attention)
     with session.open():
         made = build_model(config, kind, mode)
         made = hf_parallel.apply(made, session.mesh() if axes else None, dict(axes))
@@ -65,6 +74,85 @@ def capture_hf(
         assemble.batch_names(session, list(map(_plain, given.values())), list(given))
         out = session.record(lambda: run(given))
         return assemble.workload(session, out, source, type(made).__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    config: Any
+    source: str
+    batch: int
+    seq: int
+    mode: str
+    dtype: Any
+
+
+def _stage(
+    wanted: _Step,
+    axes: tuple[tuple[str, int], ...],
+    plan: hf_pipeline.Pipeline,
+    place: int,
+    rank: int,
+    device: str,
+    attention: str,
+    optimizer: Callable[[Any], Any] | None,
+) -> Workload:
+    """The step of the rank at `place` along `pp`."""
+    if wanted.mode not in ("train", "forward"):
+        raise InputError(f"a pipeline has no mode '{wanted.mode}'", "use train or forward")
+    session = Session(axes, hf_pipeline.world_of(axes, place, rank), device, attention)
+    with session.open():
+        mesh = session.mesh()
+        modules: list[Any] = []
+        for part in range(plan.parts):
+            model = build_model(wanted.config, wanted.dtype, wanted.mode)
+            edges = hf_pipeline.bounds(hf_pipeline.layers_in(model), plan.stages * plan.parts)
+            if "tp" in dict(axes):
+                hf_parallel.tensor_parallel(model, mesh["tp"])
+            made = hf_pipeline.Stage(model, *edges[place + part * plan.stages])
+            modules.append(hf_parallel.over_data(made, mesh, dict(axes)))
+        held = modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
+        tokens, labels = (torch.zeros(wanted.batch, wanted.seq, dtype=torch.int64) for _ in range(2))
+        run = _pipeline_step(wanted, plan, place, held, modules, mesh, session, optimizer)
+        session.names.add(held, device)
+        assemble.batch_names(session, [tokens, labels], ["input_ids", "labels"])
+        out = session.record(lambda: run(tokens, labels))
+        return assemble.workload(session, out, wanted.source, f"stage{place}")
+
+
+def _pipeline_step(
+    wanted: _Step,
+    plan: hf_pipeline.Pipeline,
+    place: int,
+    held: Any,
+    modules: Sequence[Any],
+    mesh: Any,
+    session: Session,
+    optimizer: Callable[[Any], Any] | None,
+) -> Callable[[Any, Any], Any]:
+    config, train = wanted.config, wanted.mode == "train"
+    text = config.get_text_config(decoder=True)
+    sizes = {"hidden": text.hidden_size, "vocab": text.vocab_size, "dtype": wanted.dtype}
+    shape = (wanted.batch, wanted.seq)
+    loss = hf_pipeline.loss_of(modules[-1], text.vocab_size) if train else None
+    schedule = hf_pipeline.schedule_of(plan, place, modules, mesh["pp"].get_group(), shape, sizes, loss)
+    made: Any = None
+    if train:
+        made = optimizer(held.parameters()) if optimizer is not None else _adamw(held)
+        session.prepare((held, made))
+    first, last = place == 0, place == plan.stages - 1
+
+    def run(tokens: Any, labels: Any) -> Any:
+        losses: list[Any] = []
+        given = (tokens,) if first else ()
+        if not train:
+            with torch.no_grad():
+                return schedule.step(*given)
+        made.zero_grad()
+        schedule.step(*given, **({"target": labels, "losses": losses} if last else {}))
+        made.step()
+        return torch.stack(losses).mean().detach() if losses else None
+
+    return run
 
 
 def read_config(config: str | Path | Mapping[str, Any]) -> tuple[Any, str]:

@@ -7,11 +7,11 @@ from typing import Any
 from stablecast.frontends.torch.private import load, torch
 from stablecast.ir.errors import InputError
 
-KNOWN = ("dp", "fsdp", "tp")
+KNOWN = ("pp", "dp", "fsdp", "tp")
 
 
 def axes_of(parallel: str) -> tuple[tuple[str, int], ...]:
-    """Mesh axes of `dp4`, `fsdp8,tp4` and the like, major to minor. Raises `InputError` for an unknown one."""
+    """Mesh axes of `dp4`, `fsdp8,tp4`, `pp4,tp2` and the like, major to minor; `InputError` for an unknown one."""
     axes: list[tuple[str, int]] = []
     for part in re.split(r"[,x+ ]+", parallel.strip()) if parallel.strip() else []:
         found = re.fullmatch(r"([a-z]+)=?(\d+)", part)
@@ -29,17 +29,33 @@ def axes_of(parallel: str) -> tuple[tuple[str, int], ...]:
 
 
 def apply(model: Any, mesh: Any, axes: dict[str, int]) -> Any:
-    """The model over its mesh: tensor parallel by its own plan, then FSDP2 (with `dp`: hybrid), or DDP."""
+    """The model over its mesh: tensor parallel by its own plan, then over the data axes."""
     if mesh is None:
         return model
     if "tp" in axes:
         tensor_parallel(model, mesh["tp"])
+    return over_data(model, mesh, axes)
+
+
+def over_data(model: Any, mesh: Any, axes: dict[str, int]) -> Any:
+    """FSDP2 (with `dp`: hybrid); replicas beside `tp` as FSDP2 replicates, alone as DDP does."""
     if "fsdp" in axes:
         names = ("dp", "fsdp") if "dp" in axes else ("fsdp",)
-        shard(model, mesh[names] if len(names) > 1 else mesh["fsdp"])
+        # a pipeline would gather again for every micro-batch, so that torch's own recipes keep what was gathered
+        shard(model, mesh[names] if len(names) > 1 else mesh["fsdp"], "pp" not in axes)
+    elif "dp" in axes and "tp" in axes:
+        replicate(model, mesh["dp"])
     elif "dp" in axes:
         return data_parallel(model, mesh["dp"])
     return model
+
+
+def replicate(model: Any, mesh: Any) -> None:
+    """Replicas whose parameters are distributed tensors, which DDP does not take: a reduction for each block."""
+    function = load("torch.distributed._composable.replicate_with_fsdp").replicate
+    for layer in layers_of(model):
+        function(layer, mesh=mesh)
+    function(model, mesh=mesh)
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -49,12 +65,12 @@ def layers_of(model: Any) -> list[Any]:
     return list(longest) if longest is not None else []
 
 
-def shard(model: Any, mesh: Any) -> None:
-    """FSDP2 with a group for each block."""
+def shard(model: Any, mesh: Any, reshard: bool = True) -> None:
+    """FSDP2 with a group for each block; `reshard`: after the forward pass each rank keeps its shard only."""
     fully_shard = load("torch.distributed.fsdp").fully_shard
     for layer in layers_of(model):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard else False)
 
 
 def data_parallel(model: Any, mesh: Any) -> Any:

@@ -7,6 +7,7 @@ Every other module of this package takes what it needs of torch from here.
 
 import importlib
 import re
+import sys
 from functools import cache
 from typing import Any
 
@@ -119,7 +120,10 @@ def fake_process_group(rank: int, world: int) -> None:
     store = load("torch.testing._internal.distributed.fake_pg").FakeStore()
     if dist.is_initialized():
         dist.destroy_process_group()
+    hook = sys.excepthook
     dist.init_process_group("fake", rank=rank, world_size=world, store=store)
+    # torch puts the rank before every line of every later traceback
+    sys.excepthook = hook
 
 
 def end_process_group() -> None:
@@ -295,8 +299,6 @@ def _reduce_bucket(group: Any, bucket: Any) -> Any:
 
 def transformers_patches(timeline: Any) -> list[tuple[Any, str, Any]]:
     """(owner, name, stand-in): transformers reads on the host whether sequences are packed; a batch here is not."""
-    import sys
-
     masks = sys.modules.get("transformers.masking_utils")
     if masks is None:
         return []
@@ -311,8 +313,6 @@ def transformers_patches(timeline: Any) -> list[tuple[Any, str, Any]]:
 
 def flex_patches() -> list[tuple[Any, str, Any]]:
     """(owner, name, stand-in): flex attention has a backward pass on CUDA, which the fake CPU tensors stand for."""
-    import sys
-
     module = sys.modules.get("torch.nn.attention.flex_attention")
     return [] if module is None else [(module, "_validate_device", lambda *_: None)]
 

@@ -184,7 +184,7 @@ def broadcast(e: Emitter, x: Val, source: int, group: str) -> Val:
 
 
 def _transfer(e: Emitter, op: Any, peer: int, tag: int) -> None:
-    """The peer as a distance along the pipeline, so that stages alike share one text."""
+    """The peer by its rank, and the tag that its own end has too."""
     kind = e.ir.IntegerType.get_signless(64)
     op.operation.attributes["stablecast.peer"] = e.ir.IntegerAttr.get(kind, peer)
     op.operation.attributes["stablecast.tag"] = e.ir.IntegerAttr.get(kind, tag)

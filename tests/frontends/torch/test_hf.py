@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from stablecast.frontends.torch import capture_hf, capture_torch  # noqa: E402
 from stablecast.frontends.torch.hf import read_config  # noqa: E402
 from stablecast.frontends.torch.hf_parallel import axes_of  # noqa: E402
+from stablecast.ir import capture_file  # noqa: E402
 from stablecast.ir.errors import InputError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -144,6 +145,17 @@ PARALLEL = {
     "fsdp4": {"c10d._allgather_base_.default": 5, "c10d._reduce_scatter_base_.default": 3},
     "tp2": {"_c10d_functional.all_reduce.default": 16, "_c10d_functional.all_gather_into_tensor.default": 1},
     "dp4": {"c10d.broadcast_.default": 1, "c10d.allreduce_.default": 1},
+    "dp2,tp2": {
+        "_c10d_functional.all_reduce.default": 16,
+        "_c10d_functional.all_gather_into_tensor.default": 1,
+        "c10d.allreduce_.default": 3,
+    },
+    "fsdp2,tp2": {
+        "c10d._allgather_base_.default": 5,
+        "c10d._reduce_scatter_base_.default": 3,
+        "_c10d_functional.all_reduce.default": 16,
+        "_c10d_functional.all_gather_into_tensor.default": 1,
+    },
     "dp2,fsdp4": {
         "c10d._allgather_base_.default": 5,
         "c10d._reduce_scatter_base_.default": 3,
@@ -156,6 +168,54 @@ PARALLEL = {
 def test_parallel(parallel: str) -> None:
     workload = capture_hf(CONFIGS["llama"], 2, 16, "train", "bf16", parallel)
     assert Counter(launch.op for launch in workload.launches.launches if launch.group) == PARALLEL[parallel]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_data_parallel_reduces_every_parameter(name: str) -> None:
+    """Tied weights are one parameter, as in the model that transformers makes with its weights."""
+    config, _ = read_config(CONFIGS[name])
+    real = getattr(transformers, CONFIGS[name]["architectures"][0])._from_config(config)
+    wanted = sum(param.numel() for param in real.parameters())
+    workload = capture_hf(CONFIGS[name], 2, 16, "train", "bf16", "dp4")
+    reduced = [launch for launch in workload.launches.launches if launch.op == "c10d.allreduce_.default"]
+    assert sum(launch.shapes[0][0] for launch in reduced) == wanted
+
+
+SENDS = {"pp2": (4, 4), "pp2:gpipe,mb2": (2, 2), "pp2:interleaved1": (4, 4), "pp2,dp2": (4, 4), "pp2,fsdp2,tp2": (4, 4)}
+
+
+@pytest.mark.parametrize("parallel", SENDS)
+def test_pipeline_has_a_module_and_a_role_for_each_stage(parallel: str, tmp_path: Path) -> None:
+    workload = capture_hf(CONFIGS["llama"], 4, 16, "train", "bf16", parallel)
+    assert [(role.name, role.module, dict(role.coords)) for role in workload.roles] == [
+        (f"stage{place}", f"stage{place}", {"pp": place}) for place in range(2)
+    ]
+    first, last = (workload.alone(role) for role in workload.roles)
+    for stage in (first, last):
+        calls = Counter(launch.op for launch in stage.launches.launches)
+        assert (calls["c10d.send.default"], calls["c10d.recv_.default"]) == SENDS[parallel]
+        assert not stage.metadata["unlowered"]
+    names = [{argument.name for argument in stage.args} for stage in (first, last)]
+    assert any(name.endswith("embed_tokens.weight") for name in names[0])
+    assert "labels" not in names[0]
+    assert any(name.endswith("lm_head.weight") for name in names[1])
+    assert "input_ids" not in names[1]
+    capture_file.write(workload, tmp_path / "pipeline.capture")
+    assert capture_file.read(tmp_path / "pipeline.capture").modules == workload.modules
+
+
+def test_pipelines_that_cannot_be() -> None:
+    for config, batch, parallel, message in (
+        ("llama", 1, "pp2", "do not fill 2 stages"),
+        ("llama", 4, "pp2,mb3", "does not divide into 3"),
+        ("llama", 4, "pp2:sideways", "unknown pipeline schedule"),
+        ("llama", 8, "pp8", "2 layers cannot be split over 8"),
+        ("gpt2", 4, "pp2", "no plan for a pipeline"),
+    ):
+        with pytest.raises(InputError, match=message):
+            capture_hf(CONFIGS[config], batch, 16, "train", "bf16", parallel)
+    with pytest.raises(InputError, match="no mode 'decode'"):
+        capture_hf(CONFIGS["llama"], 4, 16, "decode", "bf16", "pp2")
 
 
 def test_parallelism_by_name() -> None:

@@ -122,16 +122,20 @@ def test_expert_parallel_exchanges_tokens() -> None:
     assert groups(workload, "all_to_all") == {("ep",): 4}
 
 
-def pipeline(rank: int, stages: int = 4) -> Any:
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+SCHEDULES = {"Schedule1F1B": 1, "ScheduleGPipe": 1, "ScheduleInterleaved1F1B": 2, "ScheduleInterleavedZeroBubble": 2}
 
-    first, last = rank == 0, rank == stages - 1
 
-    def build(mesh: Any) -> Any:
-        module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
-        stage = PipelineStage(
-            module,
-            rank,
+def pipeline(rank: int, schedule: str = "Schedule1F1B", ranks: int = 4, micro_batches: int = 4) -> Any:
+    from torch.distributed import pipelining
+
+    parts = SCHEDULES[schedule]
+
+    def stage(part: int, mesh: Any) -> Any:
+        index, stages = rank + part * ranks, ranks * parts
+        first, last = index == 0, index == stages - 1
+        return pipelining.PipelineStage(
+            torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()),
+            index,
             stages,
             torch.device("cpu"),
             input_args=(torch.randn(2, 8, requires_grad=not first),),
@@ -140,28 +144,53 @@ def pipeline(rank: int, stages: int = 4) -> Any:
             output_grads=None if last else (torch.randn(2, 8),),
             group=mesh["pp"].get_group(),
         )
-        schedule = Schedule1F1B(stage, 4, loss_fn=torch.nn.functional.mse_loss)
-        return schedule, module, torch.optim.SGD(module.parameters(), lr=0.1)
+
+    def build(mesh: Any) -> Any:
+        stages = [stage(part, mesh) for part in range(parts)]
+        held = torch.nn.ModuleList([one.submod for one in stages])
+        kind = getattr(pipelining, schedule)
+        made = kind(stages if parts > 1 else stages[0], micro_batches, loss_fn=torch.nn.functional.mse_loss)
+        return made, held, torch.optim.SGD(held.parameters(), lr=0.1)
 
     def step(schedule: Any, module: Any, optimizer: Any, x: Any, y: Any) -> None:
         optimizer.zero_grad()
-        schedule.step(*([x] if first else []), **({"target": y, "losses": []} if last else {}))
+        ends = {"target": y, "losses": []} if rank == ranks - 1 else {}
+        schedule.step(*([x] if rank == 0 else []), **ends)
         optimizer.step()
 
-    inputs = (torch.randn(8, 8), torch.randn(8, 8))
-    return capture_torch(build, step, inputs, mesh={"pp": stages}, rank=rank)
+    inputs = (torch.randn(2 * micro_batches, 8), torch.randn(2 * micro_batches, 8))
+    return capture_torch(build, step, inputs, mesh={"pp": ranks}, rank=rank)
+
+
+def transfers(workload: Any) -> list[tuple[str, int]]:
+    ops = [op for op in read(workload.modules[0].data).main.body.ops if "stablecast.peer" in op.attrs]
+    return [(op.name.rpartition(".")[2], op.attrs["stablecast.peer"] - workload.metadata["rank"]) for op in ops]
 
 
 @pytest.mark.parametrize(("rank", "each"), [(0, 4), (1, 8), (3, 4)])
 def test_pipeline_stage_sends_and_receives(rank: int, each: int) -> None:
     workload = pipeline(rank)
     assert collectives(workload) == {"c10d.send.default": each, "c10d.recv_.default": each}
-    ops = read(workload.modules[0].data).main.body.ops
-    peers = Counter(
-        (op.name.rpartition(".")[2], op.attrs["stablecast.peer"]) for op in ops if "stablecast.peer" in op.attrs
-    )
-    near = [peer for peer in (rank - 1, rank + 1) if 0 <= peer < 4]
-    assert peers == {(name, peer): 4 for name in ("send", "recv") for peer in near}
+    near = [shift for shift in (-1, 1) if 0 <= rank + shift < 4]
+    assert Counter(transfers(workload)) == {(name, shift): 4 for name in ("send", "recv") for shift in near}
+
+
+def test_pipeline_schedules_differ_in_order() -> None:
+    ahead, back = ("send", 1), ("recv", 1)
+    assert transfers(pipeline(0, "ScheduleGPipe")) == [ahead] * 4 + [back] * 4
+    assert transfers(pipeline(2, ranks=3)) == [("recv", -1), ("send", -1)] * 4
+    assert transfers(pipeline(0, ranks=2)) == [ahead, ahead, back, ahead, back, ahead, back, back]
+
+
+@pytest.mark.parametrize("schedule", ["ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble"])
+def test_interleaved_stages_wrap_around_and_meet(schedule: str) -> None:
+    """What one end sends along a link, the other receives; two parts a rank send around the end."""
+    sent, received = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    for rank in range(2):
+        for name, shift in transfers(pipeline(rank, schedule, ranks=2)):
+            ends = (rank, rank + shift) if name == "send" else (rank + shift, rank)
+            (sent if name == "send" else received)[ends] += 1
+    assert sent == received == {(0, 1): 12, (1, 0): 12}
 
 
 def test_c10d_collectives_of_user_code() -> None:
