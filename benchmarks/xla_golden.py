@@ -2,6 +2,7 @@
 
     python benchmarks/xla_golden.py [--only mlp]       # ours (--exec xla) beside the goldens, with ratios
     python benchmarks/xla_golden.py --make [--hlo DIR]     # compile and write the goldens; needs stablecast[xla-gpu]
+    python benchmarks/xla_golden.py --families --hlo DIR   # kernels of both by the ops inside, from texts kept in DIR
 
 Goldens lie in `benchmarks/golden/xla_gpu/`, one file a step, for `TARGET`, each in up to two forms: `generated` (XLA's
 own kernels for matrix products, its default) and `library` (cuBLAS for all). The form compared with is the first that
@@ -201,8 +202,51 @@ def compare(names: list[str], form: str) -> None:
             print(f"{column:16} error: median {statistics.median(errors):7.2%}, worst {max(errors):7.2%}")
 
 
+_ALSO = {"square": "multiply", "negate": "subtract"}
+"""Ops that XLA writes in another way."""
+_PLAIN = frozenset({"constant", "bitcast", "broadcast_in_dim", "reshape", "iota"})
+
+
+def families(program: DeviceProgram) -> dict[tuple[str, str], tuple[int, float]]:
+    """Launches and bytes of the kernels of the entry and its loops, by class and the kinds of ops inside."""
+    found: dict[tuple[str, str], tuple[int, float]] = {}
+
+    def add(body: Body, trips: int) -> None:
+        for node in body:
+            if isinstance(node, Loop):
+                add(node.body, trips * (node.count if isinstance(node.count, int) else 1))
+            elif isinstance(node, Kernel):
+                row = program.table.rows[node.row]
+                names = {op.name.split(".", 1)[1] for op in program.table.body(node.row)} - _PLAIN
+                names = {_ALSO.get(name, name) for name in names}
+                key = (str(row.klass), "+".join(sorted(names)))
+                count, nbytes = found.get(key, (0, 0.0))
+                found[key] = (count + trips, nbytes + (row.bytes_read + row.bytes_written) * trips)
+
+    add(program.body, 1)
+    return found
+
+
+def explain(name: str, form: str, hlo: Path) -> None:
+    """Prints the kernel families of a step that differ most, ours beside XLA's."""
+    path = next((hlo / f"{name}.{one}.txt" for one in (form, *FORMS) if (hlo / f"{name}.{one}.txt").exists()), None)
+    if path is None:
+        print(f"{name}: no text in {hlo}")
+        return
+    device = Catalogue().resolve(TARGET).device
+    target = Target(platform_of(device), arithmetic_of(device), combine=False)
+    theirs = families(lower(read(path.read_bytes(), name), target))
+    ours = families(Session(workload_of(STEPS[name]), Options(exec="xla", cache=False)).device_program(device))
+    keys = sorted({*ours, *theirs}, key=lambda key: -abs(ours.get(key, (0, 0))[0] - theirs.get(key, (0, 0))[0]))
+    print(f"{name} ({path.name}): launches ours / XLA, GB ours / XLA")
+    for key in keys[:30]:
+        (mine, size), (other, other_size) = ours.get(key, (0, 0.0)), theirs.get(key, (0, 0.0))
+        print(f"  {mine:5} / {other:5} {size / 1e9:8.2f} / {other_size / 1e9:8.2f}  {key[0]:12} {key[1][:90]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train steps as XLA:GPU compiles them, beside our fusion rules.")
+    parser.add_argument("--families", action="store_true", help="kernels of both by the ops inside; needs --hlo")
     parser.add_argument("--make", action="store_true", help="compile and write the goldens")
     parser.add_argument("--only", action="append", default=[], choices=list(STEPS), help="these steps only")
     parser.add_argument(
@@ -214,6 +258,9 @@ def main() -> None:
     if given.make:
         for name in names:
             make(name, given.hlo)
+    elif given.families:
+        for name in names:
+            explain(name, given.form, given.hlo or Path())
     else:
         compare(names, given.form)
 
