@@ -31,6 +31,8 @@ from stablecast.lowering.categories import Category
 from stablecast.lowering.combine import combine_collectives
 from stablecast.lowering.execution.dispatch import bare_row, launches_of
 from stablecast.lowering.execution.models import UNFUSED, exec_model, plan_kernels
+from stablecast.lowering.execution.stages import launches_of_group, with_partial_results
+from stablecast.lowering.execution.xla import GPU_PLATFORMS
 from stablecast.lowering.graph import Graph, build_graph
 from stablecast.lowering.memory import Liveness, Residents
 from stablecast.lowering.multi_output import Group
@@ -91,6 +93,7 @@ class _Lowering:
         self._model = exec_model(target.exec)
         self._launches = launches if self._model.dispatched else None
         self._schedule = schedule
+        self._two_stages = self._model.name == "xla" and target.platform in GPU_PLATFORMS and not program.prefused
         self._target = target
         self._conventions = conventions
         self._context = Context(program, conventions)
@@ -219,10 +222,12 @@ class _Lowering:
             changed = {node: self._context.work(graph.ops[node], in_place=True) for node in in_place}
             return traffic(graph, group, written, changed)
 
-        count = self._launch_count(group.launch)
+        count = self._launch_count(graph, group)
         row = self._builder.known((key, group.attention, count))
         if row is None:
             made = replace(make_row(graph, group, measure(), arithmetic), launches=count)
+            if self._two_stages:
+                made = with_partial_results(graph, group, made)
             row = self._builder.add((key, group.attention, count), made, [graph.ops[node] for node in members])
         kernel_row = self._builder.row(row)
         self._runs[row] = self._runs.get(row, 0.0) + runs
@@ -234,8 +239,10 @@ class _Lowering:
         node = Kernel(row, tuple(members), kernel_row.launches, scope, graph.location(hero))
         return node, SymbolicWork({(): kernel_row.work}), 0
 
-    def _launch_count(self, launch: int) -> int:
-        return launches_of(self._launches.launches[launch]) if self._launches and launch >= 0 else 1
+    def _launch_count(self, graph: Graph, group: Group) -> int:
+        if self._launches and group.launch >= 0:
+            return launches_of(self._launches.launches[group.launch])
+        return launches_of_group(graph, group) if self._two_stages else 1
 
     def _bare(self, number: int, runs: float) -> tuple[LoweredNode, SymbolicWork, int]:
         """An ATen call that no op stands for: a kernel known by the shapes of the call."""

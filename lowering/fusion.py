@@ -16,8 +16,26 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from stablecast.lowering.categories import EXPENSIVE, Category
-from stablecast.lowering.graph import Graph
+from stablecast.lowering.graph import EXTERNAL, Graph
 from stablecast.lowering.multi_output import Group
+from stablecast.lowering.reductions import dear_chain, is_row_reduction, takes_two_kernels
+
+IO_TOLERANCE_BYTES = 1024
+_MOVING = frozenset(
+    {
+        "stablehlo.concatenate",
+        "stablehlo.gather",
+        "stablehlo.pad",
+        "stablehlo.dynamic_update_slice",
+        "stablehlo.reverse",
+    }
+)
+_NO_PROLOGUE = _MOVING | {"stablehlo.select", "stablehlo.compare"}
+_NO_EPILOGUE = _MOVING | {"stablehlo.slice", "stablehlo.reduce"}
+_ROW_STEPS = 6
+"""Ops between a sum over rows and where it is spread: scaling, epsilon, root."""
+MAX_BLOCK_MEMBERS = 128
+"""Ops of a kernel that rows are still folded in: beyond that its tiles do not fit the registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +45,10 @@ class FusionRules:
     `max_reads`: operands and outputs (XLA: `MaxOperandsAndOutputsPerFusion`). `max_copies`: kernels into which one op
     is copied, beyond that its result is stored; `max_dear_copies` of a transcendental one. `products`: whether products
     and convolutions take an epilogue, and converts of their operands. `inline`: ops are copied into all that read them,
-    whatever that moves (which nodes are stored instead, the caller says).
+    whatever that moves (which nodes are stored instead, the caller says). `normalisation`: a sum over rows that is
+    spread over the same rows again is computed where it is used (XLA:GPU's softmax and normalisation kernels).
+    `prologues`: products compute element-wise operands that read no more than they make, and take no epilogue that
+    writes more than it reads (`gemm_fusion.cc`: `IsInputWorthFusing`, `IsOutputWorthFusing`).
     """
 
     max_members: int = 256
@@ -36,9 +57,12 @@ class FusionRules:
     max_dear_copies: int = 3
     products: bool = True
     inline: bool = False
+    normalisation: bool = False
+    prologues: bool = False
 
 
 XLA_RULES = FusionRules()
+XLA_GPU_RULES = FusionRules(normalisation=True, prologues=True)
 INDUCTOR_RULES = FusionRules(max_members=4096, max_reads=4096, products=False, inline=True)
 
 _PASS_THROUGH = (Category.LOOP, Category.GENERATOR)
@@ -85,6 +109,8 @@ class Grouping:
                 self._place_loop(node, kind)
             elif kind in (Category.MATMUL, Category.CONV):
                 self._place_product(node)
+            elif kind is Category.REDUCE and self._rules.normalisation:
+                self._place_reduction(node)
             else:
                 self._root(node)
         return self._groups
@@ -95,9 +121,13 @@ class Grouping:
         values = graph.outputs[node] if kind in _PASS_THROUGH else (*graph.inputs[node], *graph.outputs[node])
         extent = max((graph.types[value].elements for value in values), default=0)
         fusible = kind in (Category.LOOP, Category.GENERATOR, Category.REDUCE)
-        rows = graph.types[graph.outputs[node][0]].elements if kind is Category.REDUCE else 0
+        reduces = kind is Category.REDUCE
+        rows = graph.types[graph.outputs[node][0]].elements if reduces else 0
+        columns = reduces and not is_row_reduction(graph.ops[node])
         hero = node if not fusible else -1
-        self._groups[node] = Group([node], {node}, set(self._inputs(node)), hero, extent, fusible, rows=rows)
+        self._groups[node] = Group(
+            [node], {node}, set(self._inputs(node)), hero, extent, fusible, rows=rows, columns=columns
+        )
         self._in[node] = (node,)
 
     def _inputs(self, node: int) -> Iterable[int]:
@@ -127,19 +157,106 @@ class Grouping:
         elif node not in self._groups:
             self._root(node)
 
+    def _place_reduction(self, node: int) -> None:
+        """A reduction of rows joins the kernels that walk over the same rows; others read what it has stored."""
+        op = self._graph.ops[node]
+        kernels = tuple({kernel: None for consumer in self._consumers(node) for kernel in self._in[consumer]})
+        walking = tuple(kernel for kernel in kernels if self._same_rows(node, self._groups[kernel]))
+        apart = self._escapes(node) or len(walking) < len(kernels)
+        if len(op.results) != 1 or not is_row_reduction(op) or takes_two_kernels(op) or not walking:
+            self._root(node)
+            return
+        if (apart or len(walking) > 1) and dear_chain(self._graph, node):
+            self._root(node)
+            return
+        if apart:
+            self._root(node)
+        self._copy_into(node, walking)
+        for kernel in walking:
+            self._groups[kernel].block = True
+
+    def _same_rows(self, node: int, group: Group) -> bool:
+        size = self._graph.types[self._graph.inputs[node][0]].elements
+        return group.fusible and group.extent == size and not group.columns and len(group.members) < MAX_BLOCK_MEMBERS
+
     def _accepts(self, consumer: int, node: int) -> bool:
         kind = self._graph.categories[consumer]
         if kind in _TAKES_PRODUCERS:
             return True
         if kind is Category.MATMUL:
+            if self._rules.prologues and self._fits_prologue(node):
+                return True
             name = self._graph.ops[node].name
             alone = self._rules.products and len(self._consumers(node)) == 1
             return name in _VIEWS or (alone and name in _MATMUL_PROLOGUE)
         return kind is Category.CONV and self._graph.ops[node].name in _CONV_PROLOGUE
 
+    def _rides_along(self, node: int, kind: Category) -> bool:
+        """Whether a product may compute `node` for its operand or epilogue; where rows end, a kernel does."""
+        if kind is Category.GENERATOR or self._graph.ops[node].name in _VIEWS:
+            return True
+        return self._fits_prologue(node) and not self._joins_rows(node)
+
+    def _joins_rows(self, node: int) -> bool:
+        """Whether `node` is where something made of rows meets the rows again: the end of a normalisation."""
+        graph = self._graph
+        size = graph.types[graph.outputs[node][0]].elements
+        for value in graph.inputs[node]:
+            spread = graph.producer[value]
+            if spread == EXTERNAL or graph.categories[spread] is not Category.GENERATOR or not graph.inputs[spread]:
+                continue
+            stack = [graph.inputs[spread][0]]
+            for _ in range(_ROW_STEPS):
+                producer = graph.producer[stack.pop()] if stack else EXTERNAL
+                if producer == EXTERNAL:
+                    break
+                if graph.categories[producer] is Category.REDUCE:
+                    if (
+                        is_row_reduction(graph.ops[producer])
+                        and graph.types[graph.inputs[producer][0]].elements == size
+                    ):
+                        return True
+                    break
+                if graph.categories[producer] in _PASS_THROUGH:
+                    stack += [held for held in graph.inputs[producer] if not graph.weightless[held]]
+        return False
+
+    def _fits_prologue(self, node: int) -> bool:
+        """Whether a product computes `node` as it reads its operand: it then reads no more than before."""
+        graph = self._graph
+        if graph.categories[node] is not Category.LOOP or graph.ops[node].name in _NO_PROLOGUE:
+            return False
+        return self._bytes_in(node) - self._bytes_out(node) <= IO_TOLERANCE_BYTES and not self._follows_product(node)
+
+    def _follows_product(self, node: int) -> bool:
+        """Whether a product that `node` alone reads will take it as its epilogue."""
+        graph = self._graph
+        producers = [graph.producer[value] for value in graph.inputs[node]]
+        return any(
+            producer != EXTERNAL
+            and graph.categories[producer] in (Category.MATMUL, Category.CONV)
+            and producer not in self._elsewhere
+            and len(graph.consumers_of(producer)) == 1
+            for producer in producers
+        )
+
+    def _bytes_in(self, node: int) -> int:
+        """Bytes that `node` reads of tensors that are not merely spread out."""
+        graph = self._graph
+        return sum(
+            graph.types[value].nbytes
+            for value in self._inputs(node)
+            if graph.producer[value] == EXTERNAL or graph.categories[graph.producer[value]] is not Category.GENERATOR
+        )
+
+    def _bytes_out(self, node: int) -> int:
+        return sum(self._graph.types[value].nbytes for value in self._graph.outputs[node])
+
     def _worth_copying(self, node: int, kind: Category, kernels: tuple[int, ...]) -> bool:
         groups = [self._groups[kernel] for kernel in kernels]
         rules = self._rules
+        if rules.prologues and any(node < group.hero for group in groups) and not self._rides_along(node, kind):
+            return False
         if any(len(group.members) >= rules.max_members or len(group.reads) >= rules.max_reads for group in groups):
             return False
         if len(kernels) == 1 or kind is Category.GENERATOR or rules.inline:
@@ -180,6 +297,9 @@ class Grouping:
         if not self._rules.products or len(consumers) != 1 or self._escapes(node) or len(graph.outputs[node]) != 1:
             return None
         consumer = consumers[0]
+        grows = self._bytes_out(consumer) - self._bytes_in(consumer) > IO_TOLERANCE_BYTES
+        if self._rules.prologues and grows:
+            return None
         if graph.categories[consumer] is not Category.LOOP or len(self._in[consumer]) != 1:
             return None
         kernel = self._in[consumer][0]
@@ -187,6 +307,11 @@ class Grouping:
         elements = graph.types[graph.outputs[node][0]].elements
         if not group.fusible or graph.categories[kernel] is not Category.LOOP or group.extent != elements:
             return None
+        if self._rules.prologues and (group.block or not self._plain(group)):
+            return None
         product = graph.outputs[node][0]
         others = [value for value in group.reads if value != product and graph.types[value].elements >= elements]
         return kernel if len(others) <= 1 else None
+
+    def _plain(self, group: Group) -> bool:
+        return all(self._graph.ops[node].name not in _NO_EPILOGUE for node in group.members)

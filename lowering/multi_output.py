@@ -19,7 +19,9 @@ class Group:
     `roots`: those whose results leave it. `reads`: values that it reads. `hero`: the node that decides its class, -1
     if none does. `extent`: elements that it walks over; `rows`: results of its reductions, 0 if it has none. `fusible`:
     whether it may merge with others. `launch`: number of the ATen call that it is, -1 if it is none; a call may have no
-    nodes. `attention`: its sizes, if it is one.
+    nodes. `attention`: its sizes, if it is one. `columns`: whether its reductions fold all but the last dimensions.
+    `block`: whether rows are folded inside it and spread again; such a kernel has one result. `split`: parts of the
+    contraction of a product whose partial results are added up afterwards. `merged`: products that became one.
     """
 
     roots: list[int]
@@ -31,6 +33,10 @@ class Group:
     launch: int = -1
     attention: AttentionShape | None = None
     rows: int = 0
+    columns: bool = False
+    block: bool = False
+    split: int = 1
+    merged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +47,14 @@ class MergeRules:
     `reductions`: whether a reduction joins the kernel that reads it: one over the same rows, or over its results.
     """
 
-    min_bytes: int = 4096
+    min_bytes: int = 1
     max_members: int = 512
     max_siblings: int = 32
     reductions: bool = False
 
 
 XLA_MERGES = MergeRules()
-INDUCTOR_MERGES = MergeRules(min_bytes=1, max_members=64, reductions=True)
+INDUCTOR_MERGES = MergeRules(max_members=64, reductions=True)
 """`max_fusion_size` of TorchInductor is 64."""
 
 
@@ -92,7 +98,7 @@ class Merger:
                 self._merge(first, root)
 
     def siblings(self) -> None:
-        """Kernels of the same extent that read the same tensor."""
+        """Kernels of the same extent that read the same tensor, which is as large or larger."""
         types = self._graph.types
         readers: dict[int, list[int]] = {}
         for root in sorted(self._groups):
@@ -100,11 +106,15 @@ class Merger:
                 if types[value].nbytes >= self._rules.min_bytes:
                     readers.setdefault(value, []).append(root)
         for value in sorted(readers):
-            extent = types[value].elements
-            roots = dict.fromkeys(self._find(root) for root in readers[value])
-            alike = [root for root in roots if self._groups[root].fusible and self._groups[root].extent == extent]
-            for index, root in enumerate(alike[1 : self._rules.max_siblings], 1):
-                self._join_one_of(alike[:index], root)
+            elements = types[value].elements
+            by_extent: dict[int, list[int]] = {}
+            for root in dict.fromkeys(self._find(root) for root in readers[value]):
+                group = self._groups[root]
+                if group.fusible and 1 < group.extent <= elements:
+                    by_extent.setdefault(group.extent, []).append(root)
+            for alike in by_extent.values():
+                for index, root in enumerate(alike[1 : self._rules.max_siblings], 1):
+                    self._join_one_of(alike[:index], root)
 
     def _join_one_of(self, earlier: list[int], root: int) -> None:
         root = self._find(root)
@@ -124,7 +134,7 @@ class Merger:
     def _alike(self, left: int, right: int, *, joins: bool = False) -> bool:
         """Whether two kernels walk over the same elements. `joins`: `right` makes what `left` reads."""
         one, two = self._groups[left], self._groups[right]
-        if not (one.fusible and two.fusible) or left == right:
+        if not (one.fusible and two.fusible) or left == right or one.block or two.block:
             return False
         if len(one.members) + len(two.members) > self._rules.max_members:
             return False
@@ -159,6 +169,7 @@ class Merger:
             kept.reads | gone.reads,
             extent=max(kept.extent, gone.extent),
             rows=max(kept.rows, gone.rows),
+            columns=kept.columns or gone.columns,
         )
         self._followers[into] = {self._find(other) for other in self._followers[into] | self._followers[root]} - {into}
 

@@ -72,7 +72,16 @@ def hero_of(graph: Graph, group: Group) -> int:
     if group.hero >= 0:
         return group.hero
     reductions = [node for node in group.roots if graph.categories[node] is Category.REDUCE]
-    return max(reductions or group.roots)
+    return max(reductions or _inner_reductions(graph, group) or group.roots)
+
+
+def _inner_reductions(graph: Graph, group: Group) -> list[int]:
+    """Reductions of what the kernel walks over, in kernels that also normalise."""
+    return [
+        node
+        for node in group.members
+        if graph.categories[node] is Category.REDUCE and graph.types[graph.inputs[node][0]].elements == group.extent
+    ]
 
 
 def make_row(graph: Graph, group: Group, done: Traffic, arithmetic: Arithmetic) -> KernelRow:
@@ -142,7 +151,17 @@ def _product_row(graph: Graph, group: Group, hero: int, common: dict[str, Any], 
     if op.name == "chlo.ragged_dot":
         klass = KernelClass.MOE
         common["experts"] = as_tensor(op.operand_types[2]).elements if len(op.operand_types) > 2 else 0
+    if group.merged:
+        shape = _merged_shape(graph, group, dict(shape))
     return KernelRow(klass=klass, math=math, epilogue=_epilogue(graph, group, hero), **shape, **common)
+
+
+def _merged_shape(graph: Graph, group: Group, shape: dict[str, int]) -> dict[str, int]:
+    """The sizes of several products that share an operand: the other operands lie side by side."""
+    ops = [graph.ops[node] for node in group.merged]
+    sizes = [matmul_shape(op) for op in ops]
+    side = "n" if all(size["m"] == shape["m"] for size in sizes) else "m"
+    return {**shape, side: sum(size[side] for size in sizes)}
 
 
 def _epilogue(graph: Graph, group: Group, hero: int) -> str:

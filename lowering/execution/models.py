@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stablecast.ir.errors import InputError, near_names
 from stablecast.ir.schedule import LaunchTable
-from stablecast.lowering.execution import attention, eager, inductor, ordering, xla
+from stablecast.lowering.execution import attention, eager, inductor, merged_products, ordering, xla
 from stablecast.lowering.execution.plan import PASSES, Plan
 from stablecast.lowering.graph import Graph
 from stablecast.lowering.multi_output import Group
@@ -84,7 +84,15 @@ register_model(
     ExecModel(
         "xla",
         "XLA's GPU and TPU compilers: loop, input and multi-output fusion, products with epilogues",
-        (attention.RECOGNISE, xla.GROUP, xla.INTO_CONSUMERS, xla.SIBLINGS, ordering.ORDER),
+        (
+            attention.RECOGNISE,
+            merged_products.MERGE,
+            merged_products.SPLIT,
+            xla.GROUP,
+            xla.INTO_CONSUMERS,
+            xla.SIBLINGS,
+            ordering.ORDER,
+        ),
     )
 )
 register_model(

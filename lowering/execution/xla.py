@@ -1,14 +1,21 @@
 """XLA's fusion as passes; the rules are those of `lowering.fusion` and `lowering.multi_output`."""
 
 from stablecast.lowering.execution.plan import Plan, plan_pass
-from stablecast.lowering.fusion import Grouping
+from stablecast.lowering.fusion import XLA_GPU_RULES, XLA_RULES, Grouping
 
+GPU_PLATFORMS = ("cuda", "rocm")
 GROUP, INTO_CONSUMERS, SIBLINGS = "xla-fusion", "xla-multi-output", "xla-siblings"
 
 
 @plan_pass(GROUP, "producers into consumers where that moves fewer bytes; products with their epilogues")
 def group(plan: Plan) -> None:
-    plan.groups = Grouping(plan.graph, plan.groups, plan.claimed).run()
+    rules = XLA_GPU_RULES if on_gpu(plan) else XLA_RULES
+    plan.groups = Grouping(plan.graph, plan.groups, plan.claimed, rules).run()
+
+
+def on_gpu(plan: Plan) -> bool:
+    """Whether the rules of XLA:GPU hold."""
+    return plan.target.platform in GPU_PLATFORMS
 
 
 @plan_pass(INTO_CONSUMERS, "elementwise kernels whose result is kept join their first consumer of the same extent")
