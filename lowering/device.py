@@ -1,7 +1,8 @@
 """Program -> DeviceProgram: kernels, collectives and loops of one device, with their work and memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from stablecast.ir.accounting.context import Context, label_of
@@ -34,8 +35,8 @@ from stablecast.lowering.execution.models import UNFUSED, exec_model, plan_kerne
 from stablecast.lowering.execution.stages import launches_of_group, with_partial_results
 from stablecast.lowering.execution.xla import GPU_PLATFORMS
 from stablecast.lowering.graph import Graph, build_graph
+from stablecast.lowering.group import Group
 from stablecast.lowering.memory import Liveness, Residents
-from stablecast.lowering.multi_output import Group
 from stablecast.lowering.partition.stages import micro_batch_loops, stage_axes
 from stablecast.lowering.recorded import as_recorded
 from stablecast.lowering.rows import group_key, hero_of, make_row
@@ -71,6 +72,10 @@ def lower(
     chosen = target if fused else replace(target, exec=UNFUSED)
     with paused_gc():
         return _Lowering(program, chosen, conventions or Conventions(), launches, schedule).run()
+
+
+GRANULES: Mapping[str, int] = MappingProxyType({"xla": 256, "inductor": 512, "eager": 512})
+"""Bytes that allocators round buffers up to: XLA's alignment, and `kMinBlockSize` of PyTorch's caching allocator."""
 
 
 @dataclass(slots=True)
@@ -118,6 +123,7 @@ class _Lowering:
             for value, argument in zip(graph.arguments, program.main.arguments, strict=False)
             if argument.aliases_output is not None
         }
+        self._entry = graph
         residents = Residents(kept=set(graph.arguments) - donated, donated=donated)
         self._main, self._numbers = graph, {value: number for number, value in enumerate(graph.arguments)}
         body, work, temp = self._body(graph, residents, 1.0, self._launches)
@@ -131,7 +137,7 @@ class _Lowering:
             meshes=program.meshes,
             exec_model="as-written" if program.prefused else self._model.name,
             platform=self._target.platform,
-            buffers=residents.buffers(graph, temp),
+            buffers=residents.buffers(graph, temp, self._by_scope),
             unmodelled=self._unmodelled(),
             complete=not self._opaque and not open_counts,
             notes=(*program.notes, *self._notes()),
@@ -168,7 +174,7 @@ class _Lowering:
         for group in groups:
             needed |= group.reads
         whole = graph is self._main
-        liveness = Liveness(graph, groups, residents)
+        liveness = Liveness(graph, groups, residents, GRANULES.get(self._model.name, 1))
         home = {node: index for index, group in enumerate(groups) for node in group.roots}
         ahead = runs_ahead(graph, loop=loop)
         nodes: list[LoweredNode] = []
@@ -186,6 +192,7 @@ class _Lowering:
         if whole and self._recorded and self._schedule is not None:
             nodes = as_recorded(nodes, [group.launch for group in groups], self._schedule)
         body = tuple(nodes)
+        self._by_scope = liveness.by_scope() if graph is self._entry else self._by_scope
         combine = self._target.combine and not self._program.prefused
         return combine_collectives(body) if combine else body, summed, liveness.peak
 

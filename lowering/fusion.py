@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from stablecast.lowering.categories import EXPENSIVE, Category
 from stablecast.lowering.graph import EXTERNAL, Graph
-from stablecast.lowering.multi_output import Group
+from stablecast.lowering.group import Group
 from stablecast.lowering.reductions import dear_chain, is_row_reduction, takes_two_kernels
 
 IO_TOLERANCE_BYTES = 1024

@@ -1,12 +1,13 @@
 """Device memory over the issue order: what is alive when, and which updates may happen in place."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stablecast.ir.device_program import Buffers
+from stablecast.ir.scopes import family, parse_scope
 from stablecast.lowering.categories import Category
 from stablecast.lowering.graph import EXTERNAL, Graph
-from stablecast.lowering.multi_output import Group
+from stablecast.lowering.group import Group
 
 _UPDATES = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter"})
 
@@ -18,30 +19,34 @@ class Residents:
     kept: set[int]
     donated: set[int]
 
-    def buffers(self, graph: Graph, temp: int) -> Buffers:
-        """Memory of the whole step whose temporaries peak at `temp` bytes."""
+    def buffers(self, graph: Graph, temp: int, by_scope: Mapping[str, int]) -> Buffers:
+        """Memory of the whole step whose temporaries peak at `temp` bytes, by scope as said."""
         arguments = sum(graph.types[value].nbytes for value in graph.arguments)
         outputs = sum(graph.types[value].nbytes for value in graph.returns)
         alias = sum(graph.types[value].nbytes for value in self.donated)
-        return Buffers(arguments, outputs, min(alias, outputs), temp)
+        return Buffers(arguments, outputs, min(alias, outputs), temp, by_scope)
 
 
 @dataclass(slots=True)
 class Liveness:
     """Walks the kernels of a graph in issue order.
 
-    `peak`: the largest total of live temporaries so far, in bytes; arguments and results of the body are not counted.
+    `granule`: every buffer takes a multiple of so many bytes. `peak`: the largest total of live temporaries so far, in
+    bytes; arguments and results of the body are not counted.
     """
 
     graph: Graph
     groups: Sequence[Group]
     residents: Residents
+    granule: int = 1
     peak: int = 0
+    _peak_at: int = -1
+    _peak_inner: int = 0
+    _born: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     _last: dict[int, int] = field(default_factory=dict[int, int])
     _dying: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     _live: int = 0
     _index: int = 0
-    _sizes: dict[int, int] = field(default_factory=dict[int, int])
 
     def __post_init__(self) -> None:
         for index, group in enumerate(self.groups):
@@ -82,14 +87,59 @@ class Liveness:
                 last = self._last.get(value)
                 if last is None or last == returned or value in taken_over:
                     continue
-                size = self.graph.types[value].nbytes
+                size = self._size(value)
                 self._live += size
                 self._dying.setdefault(last, []).append(size)
+                self._born.append((value, index))
         held = self._live - before
-        self.peak = max(self.peak, self._live + inner)
-        self._live -= sum(self._dying.pop(index, ()))
+        freed = sum(self._dying.pop(index, ()))
+        needed = self._live + inner - self._reused(group, held)
+        if needed > self.peak:
+            self.peak, self._peak_at, self._peak_inner = needed, index, inner
+        self._live -= freed
         self._index = index + 1
         return held
+
+    def _size(self, value: int) -> int:
+        return -(-self.graph.types[value].nbytes // self.granule) * self.granule
+
+    def _reused(self, group: Group, held: int) -> int:
+        """Bytes of results that take the place of operands as large, which are read for the last time here.
+
+        Element-wise kernels only: each element is read before it is overwritten.
+        """
+        graph = self.graph
+        if not held or group.hero >= 0 or group.rows or group.block:
+            return 0
+        free = 0
+        for value in group.reads:
+            producer = graph.producer[value]
+            kept = producer == EXTERNAL and value not in self.residents.donated
+            if not kept and self._last.get(value) == self._index and graph.types[value].elements == group.extent:
+                free += self._size(value)
+        return min(free, held)
+
+    def by_scope(self) -> dict[str, int]:
+        """Bytes at the peak by scope, largest first; what the forward pass keeps for the backward pass is marked."""
+        found: dict[str, int] = {}
+        for value, born in self._born:
+            last = self._last.get(value, -1)
+            if born <= self._peak_at <= last:
+                label = self._label(value, last)
+                found[label] = found.get(label, 0) + self._size(value)
+        if self._peak_inner:
+            label = family(parse_scope(self._scope_of(self.groups[self._peak_at])).label) + " (inside)"
+            found[label] = found.get(label, 0) + self._peak_inner
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def _label(self, value: int, last: int) -> str:
+        made = parse_scope(self.graph.scopes[self.graph.producer[value]])
+        reader = parse_scope(self._scope_of(self.groups[last])) if last < len(self.groups) else made
+        saved = reader.backward and not made.backward and not made.recomputed
+        return family(made.label) + (" (saved)" if saved else "")
+
+    def _scope_of(self, group: Group) -> str:
+        return self.graph.scopes[group.roots[0]] if group.roots else ""
 
     def _taken_over(self, group: Group) -> set[int]:
         """Results that live in the buffer of an operand: loop carries and updates in place."""
@@ -106,7 +156,7 @@ class Liveness:
         return taken
 
     def _extend(self, operand: int, last: int) -> None:
-        size = self.graph.types[operand].nbytes
+        size = self._size(operand)
         due = self._dying.get(self._index, [])
         if size in due:
             due.remove(size)

@@ -1,42 +1,16 @@
 """Multi-output fusion: kernels of the same extent that share a tensor become one."""
 
-import heapq
 from dataclasses import dataclass
 
-from stablecast.lowering.attention_shape import AttentionShape
+from stablecast.ir.scopes import parse_scope
 from stablecast.lowering.categories import Category
 from stablecast.lowering.graph import EXTERNAL, Graph
+from stablecast.lowering.group import Group
+from stablecast.lowering.issue_order import issue_order
 
 _LOOPS = (Category.LOOP, Category.GENERATOR)
 MAX_VISITED = 128
 """Kernels looked at to prove that two may merge; where that is not enough they stay apart."""
-
-
-@dataclass(slots=True)
-class Group:
-    """The nodes of one kernel.
-
-    `roots`: those whose results leave it. `reads`: values that it reads. `hero`: the node that decides its class, -1
-    if none does. `extent`: elements that it walks over; `rows`: results of its reductions, 0 if it has none. `fusible`:
-    whether it may merge with others. `launch`: number of the ATen call that it is, -1 if it is none; a call may have no
-    nodes. `attention`: its sizes, if it is one. `columns`: whether its reductions fold all but the last dimensions.
-    `block`: whether rows are folded inside it and spread again; such a kernel has one result. `split`: parts of the
-    contraction of a product whose partial results are added up afterwards. `merged`: products that became one.
-    """
-
-    roots: list[int]
-    members: set[int]
-    reads: set[int]
-    hero: int = -1
-    extent: int = 0
-    fusible: bool = True
-    launch: int = -1
-    attention: AttentionShape | None = None
-    rows: int = 0
-    columns: bool = False
-    block: bool = False
-    split: int = 1
-    merged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +39,7 @@ class Merger:
         self._graph = graph
         self._rules = rules
         self._single = groups
+        self._again = {root for root in groups if parse_scope(graph.scopes[root]).recomputed}
         self._groups = dict(groups)
         self._parent = {root: root for root in groups}
         self._parts: dict[int, list[int]] = {}
@@ -121,6 +96,8 @@ class Merger:
         for other in dict.fromkeys(map(self._find, reversed(earlier))):
             if other == root:
                 return
+            if (other in self._again) != (root in self._again):
+                continue
             if self._alike(other, root) and not self._path(other, root) and not self._path(root, other):
                 self._merge(other, root)
                 return
@@ -195,18 +172,7 @@ class Merger:
             root: {self._find(f) for part in self._parts.get(root, [root]) for f in self._direct[part]} - {root}
             for root in roots
         }
-        missing = dict.fromkeys(roots, 0)
-        for group in followers.values():
-            for follower in group:
-                missing[follower] += 1
-        ready = [(self._position(root), root) for root, count in missing.items() if not count]
-        heapq.heapify(ready)
-        result: list[Group] = []
-        while ready:
-            _, root = heapq.heappop(ready)
-            result.append(self._groups[root])
-            for follower in followers[root]:
-                missing[follower] -= 1
-                if not missing[follower]:
-                    heapq.heappush(ready, (self._position(follower), follower))
-        return result, [root for root, count in missing.items() if count]
+        groups = {root: self._groups[root] for root in roots}
+        place = {root: self._position(root) for root in roots}
+        order, stuck = issue_order(self._graph, groups, followers, place)
+        return [groups[root] for root in order], stuck

@@ -9,7 +9,7 @@ from stablecast.ir.types import TensorType, ValueType, as_tensor
 from stablecast.lowering.attention_shape import AttentionShape, attention_row
 from stablecast.lowering.categories import Category
 from stablecast.lowering.graph import Graph
-from stablecast.lowering.multi_output import Group
+from stablecast.lowering.group import Group
 from stablecast.lowering.products import Arithmetic, conv_shape, math_mode, matmul_shape, wider
 from stablecast.lowering.traffic import Traffic
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from stablecast.ir.accounting.values import OpWork
 from stablecast.lowering.categories import Category
 from stablecast.lowering.graph import Graph
-from stablecast.lowering.multi_output import Group
+from stablecast.lowering.group import Group
 
 _WHOLE = (Category.MATMUL, Category.CONV)
 """Library kernels compute their whole result, whatever is read of it."""

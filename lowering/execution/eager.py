@@ -14,7 +14,7 @@ from stablecast.lowering.execution.composites import composite_attention
 from stablecast.lowering.execution.ordering import group_of
 from stablecast.lowering.execution.plan import Plan, plan_pass
 from stablecast.lowering.graph import EXTERNAL, Graph
-from stablecast.lowering.multi_output import Group
+from stablecast.lowering.group import Group
 
 GROUP = "dispatch"
 _VIEWS = frozenset({"stablehlo.transpose", "stablehlo.slice", "stablehlo.broadcast_in_dim", "stablehlo.broadcast"})

@@ -10,7 +10,7 @@ from stablecast.ir.schedule import LaunchTable
 from stablecast.lowering.execution import attention, eager, inductor, merged_products, ordering, xla
 from stablecast.lowering.execution.plan import PASSES, Plan
 from stablecast.lowering.graph import Graph
-from stablecast.lowering.multi_output import Group
+from stablecast.lowering.group import Group
 from stablecast.lowering.target import ATTENTION_CHOICES, Target
 
 

@@ -3,7 +3,7 @@
 from stablecast.lowering.categories import Category
 from stablecast.lowering.execution.plan import Plan, plan_pass
 from stablecast.lowering.graph import Graph
-from stablecast.lowering.multi_output import Group
+from stablecast.lowering.group import Group
 
 READY_MADE, SINGLE, ORDER = "ready-made", "single", "order"
 _LOOPS = (Category.LOOP, Category.GENERATOR)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from stablecast.ir.errors import InputError
 from stablecast.ir.schedule import LaunchTable
 from stablecast.lowering.graph import Graph
-from stablecast.lowering.multi_output import XLA_MERGES, Group, Merger, MergeRules
+from stablecast.lowering.group import Group
+from stablecast.lowering.multi_output import XLA_MERGES, Merger, MergeRules
 from stablecast.lowering.target import Target
 
 

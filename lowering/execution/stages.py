@@ -5,7 +5,7 @@ from dataclasses import replace
 from stablecast.ir.kernels import KernelRow
 from stablecast.lowering.categories import Category
 from stablecast.lowering.graph import Graph
-from stablecast.lowering.multi_output import Group
+from stablecast.lowering.group import Group
 from stablecast.lowering.reductions import partial_results, roots_in_two_kernels
 
 _PARTIAL_BYTES = 4
