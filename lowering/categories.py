@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from enum import IntEnum
+from itertools import pairwise
 from types import MappingProxyType
 
 from stablecast.ir.program import Op
@@ -264,3 +265,21 @@ def _moves_only_unit_dims(op: Op) -> bool:
         return False
     order = [dim for dim in op.attrs["permutation"] if kind.shape[dim] != 1]
     return order == sorted(order)
+
+
+def swaps_two(op: Op) -> bool:
+    """Whether a transpose swaps two neighbouring blocks of dimensions: a matrix product reads that by its strides.
+
+    Blocks before them may stay as they are (a batch).
+    """
+    kind = op.operand_types[0]
+    if not isinstance(kind, TensorType):
+        return True
+    order = [dim for dim in op.attrs["permutation"] if kind.shape[dim] != 1]
+    runs = 1 + sum(after != before + 1 for before, after in pairwise(_ranked(order)))
+    return runs <= 2 or (_ranked(order)[0] == 0 and runs <= 3)
+
+
+def _ranked(order: list[int]) -> list[int]:
+    places = {dim: place for place, dim in enumerate(sorted(order))}
+    return [places[dim] for dim in order]

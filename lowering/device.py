@@ -21,7 +21,7 @@ from stablecast.ir.device_program import (
 )
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import Groups, all_devices
-from stablecast.ir.kernels import KernelTableBuilder
+from stablecast.ir.kernels import KernelRow, KernelTableBuilder
 from stablecast.ir.pause import paused_gc
 from stablecast.ir.program import Op, Program
 from stablecast.ir.schedule import LaunchTable, Schedule
@@ -30,9 +30,10 @@ from stablecast.ir.work import SymbolicWork, Work, total
 from stablecast.lowering.ahead import runs_ahead
 from stablecast.lowering.categories import Category
 from stablecast.lowering.combine import combine_collectives
+from stablecast.lowering.copies import Copy, contiguous_reductions, with_copies
 from stablecast.lowering.execution.dispatch import bare_row, launches_of
 from stablecast.lowering.execution.models import UNFUSED, exec_model, plan_kernels
-from stablecast.lowering.execution.stages import launches_of_group, with_partial_results
+from stablecast.lowering.execution.stages import Extras, gathers_minor, with_extras
 from stablecast.lowering.execution.xla import GPU_PLATFORMS
 from stablecast.lowering.graph import Graph, build_graph
 from stablecast.lowering.group import Group
@@ -98,7 +99,7 @@ class _Lowering:
         self._model = exec_model(target.exec)
         self._launches = launches if self._model.dispatched else None
         self._schedule = schedule
-        self._two_stages = self._model.name == "xla" and target.platform in GPU_PLATFORMS and not program.prefused
+        self._on_gpu = self._model.name == "xla" and target.platform in GPU_PLATFORMS and not program.prefused
         self._target = target
         self._conventions = conventions
         self._context = Context(program, conventions)
@@ -107,6 +108,7 @@ class _Lowering:
         self._runs: dict[int, float] = {}
         self._opaque: dict[str, _Opaque] = {}
         self._bytes = 0.0
+        self._by_scope: dict[str, int] = {}
         stages = stage_axes(program)
         self._main: Graph | None = None
         self._recorded = launches is not None and schedule is not None
@@ -123,7 +125,6 @@ class _Lowering:
             for value, argument in zip(graph.arguments, program.main.arguments, strict=False)
             if argument.aliases_output is not None
         }
-        self._entry = graph
         residents = Residents(kept=set(graph.arguments) - donated, donated=donated)
         self._main, self._numbers = graph, {value: number for number, value in enumerate(graph.arguments)}
         body, work, temp = self._body(graph, residents, 1.0, self._launches)
@@ -177,27 +178,47 @@ class _Lowering:
         liveness = Liveness(graph, groups, residents, GRANULES.get(self._model.name, 1))
         home = {node: index for index, group in enumerate(groups) for node in group.roots}
         ahead = runs_ahead(graph, loop=loop)
+        extras = Extras(graph) if self._on_gpu else None
+        copies: dict[int, Copy] = {}
         nodes: list[LoweredNode] = []
         summed = SymbolicWork()
         for index, group in enumerate(groups):
             deps = {home[graph.producer[value]] for value in group.reads if graph.producer[value] in home} - {index}
-            node, work, inner = self._node(graph, group, needed, liveness, runs)
+            node, work, inner = self._node(graph, group, needed, liveness, runs, extras)
             held = liveness.step(index, inner)
             placed = _placed(node, tuple(sorted(deps)), held, bool(group.members) and ahead >= group.members)
             read = sorted(self._numbers[value] for value in group.reads if value in self._numbers) if whole else ()
             known = read and not isinstance(placed, P2P)
             nodes.append(replace(placed, arguments=tuple(read)) if known else placed)
+            if extras is not None and gathers_minor(graph, group):
+                copies[index] = Copy(1, float(graph.types[graph.inputs[group.roots[0]][0]].nbytes), before=True)
             plain = len(work.terms) == 1 and () in work.terms
             summed = _plus(summed, work.terms[()]) if plain else summed + work
         if whole and self._recorded and self._schedule is not None:
             nodes = as_recorded(nodes, [group.launch for group in groups], self._schedule)
-        body = tuple(nodes)
-        self._by_scope = liveness.by_scope() if graph is self._entry else self._by_scope
+        body = with_copies(tuple(nodes), copies, lambda row: self._copy_row(row, runs))
+        self._by_scope = liveness.by_scope() if whole else self._by_scope
         combine = self._target.combine and not self._program.prefused
-        return combine_collectives(body) if combine else body, summed, liveness.peak
+        if combine:
+            body = combine_collectives(body)
+        if combine and self._on_gpu:
+            body = with_copies(body, contiguous_reductions(body), lambda row: self._copy_row(row, runs))
+        return body, summed, liveness.peak
+
+    def _copy_row(self, row: KernelRow, runs: float) -> int:
+        number = self._builder.add(row, row, ())
+        self._runs[number] = self._runs.get(number, 0.0) + runs
+        self._bytes += (row.bytes_read + row.bytes_written) * runs
+        return number
 
     def _node(
-        self, graph: Graph, group: Group, needed: set[int], liveness: Liveness, runs: float
+        self,
+        graph: Graph,
+        group: Group,
+        needed: set[int],
+        liveness: Liveness,
+        runs: float,
+        extras: Extras | None,
     ) -> tuple[LoweredNode, SymbolicWork, int]:
         if not group.roots:
             return self._bare(group.launch, runs)
@@ -209,15 +230,25 @@ class _Lowering:
             node = self._collective(graph, lead)
             moved = Work(bytes_read=node.operand_bytes, bytes_written=node.result_bytes)
             return node, SymbolicWork({(): moved}), 0
-        if PEER in graph.ops[lead].attrs:
-            message = self._message(graph, lead)
-            sends = message.direction == "send"
-            moved = Work(bytes_read=message.nbytes) if sends else Work(bytes_written=message.nbytes)
-            return message, SymbolicWork({(): moved}), 0
-        return self._kernel(graph, group, needed, liveness, runs)
+            known = read and not isinstance(placed, P2P)
+            nodes.append(replace(placed, arguments=tuple(read)) if known else placed)
+            if extras is not None and gathers_minor(graph, group):
+                copies[index] = Copy(1, float(graph.types[graph.inputs[group.roots[0]][0]].nbytes), before=True)
+            plain = len(work.terms) == 1 and () in work.terms
+            summed = _plus(summed, work.terms[()]) if plain else summed + work
+        if whole and self._recorded and self._schedule is not None:
+            nodes = as_recorded(nodes, [group.launch for group in groups], self._schedule)
+        body = with_copies(tuple(nodes), copies, lambda row: self._copy_row(row, runs))
+        self._by_scope = liveness.by_scope() if whole else self._by_scope
 
     def _kernel(
-        self, graph: Graph, group: Group, needed: set[int], liveness: Liveness, runs: float
+        self,
+        graph: Graph,
+        group: Group,
+        needed: set[int],
+        liveness: Liveness,
+        runs: float,
+        extras: Extras | None,
     ) -> tuple[LoweredNode, SymbolicWork, int]:
         written = written_values(graph, group, needed)
         in_place = liveness.in_place(group)
@@ -229,13 +260,13 @@ class _Lowering:
             changed = {node: self._context.work(graph.ops[node], in_place=True) for node in in_place}
             return traffic(graph, group, written, changed)
 
-        count = self._launch_count(graph, group)
-        row = self._builder.known((key, group.attention, count))
+        count = self._launch_count(group)
+        extra = extras.of(group) if extras else (0, 0.0)
+        whole = (key, group.attention, count, extra)
+        row = self._builder.known(whole)
         if row is None:
-            made = replace(make_row(graph, group, measure(), arithmetic), launches=count)
-            if self._two_stages:
-                made = with_partial_results(graph, group, made)
-            row = self._builder.add((key, group.attention, count), made, [graph.ops[node] for node in members])
+            made = with_extras(replace(make_row(graph, group, measure(), arithmetic), launches=count), *extra)
+            row = self._builder.add(whole, made, [graph.ops[node] for node in members])
         kernel_row = self._builder.row(row)
         self._runs[row] = self._runs.get(row, 0.0) + runs
         self._bytes += (kernel_row.bytes_read + kernel_row.bytes_written) * runs
@@ -246,10 +277,8 @@ class _Lowering:
         node = Kernel(row, tuple(members), kernel_row.launches, scope, graph.location(hero))
         return node, SymbolicWork({(): kernel_row.work}), 0
 
-    def _launch_count(self, graph: Graph, group: Group) -> int:
-        if self._launches and group.launch >= 0:
-            return launches_of(self._launches.launches[group.launch])
-        return launches_of_group(graph, group) if self._two_stages else 1
+    def _launch_count(self, group: Group) -> int:
+        return launches_of(self._launches.launches[group.launch]) if self._launches and group.launch >= 0 else 1
 
     def _bare(self, number: int, runs: float) -> tuple[LoweredNode, SymbolicWork, int]:
         """An ATen call that no op stands for: a kernel known by the shapes of the call."""

@@ -15,7 +15,7 @@ Ops are visited from the last to the first, so that every consumer is settled be
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
-from stablecast.lowering.categories import EXPENSIVE, Category
+from stablecast.lowering.categories import EXPENSIVE, Category, swaps_two
 from stablecast.lowering.graph import EXTERNAL, Graph
 from stablecast.lowering.group import Group
 from stablecast.lowering.reductions import dear_chain, is_row_reduction, takes_two_kernels
@@ -186,6 +186,8 @@ class Grouping:
         if kind is Category.MATMUL:
             if self._rules.prologues and self._fits_prologue(node):
                 return True
+            if self._rules.prologues and self._is_relaid(node):
+                return False
             name = self._graph.ops[node].name
             alone = self._rules.products and len(self._consumers(node)) == 1
             return name in _VIEWS or (alone and name in _MATMUL_PROLOGUE)
@@ -193,8 +195,10 @@ class Grouping:
 
     def _rides_along(self, node: int, kind: Category) -> bool:
         """Whether a product may compute `node` for its operand or epilogue; where rows end, a kernel does."""
-        if kind is Category.GENERATOR or self._graph.ops[node].name in _VIEWS:
+        if kind is Category.GENERATOR:
             return True
+        if self._graph.ops[node].name in _VIEWS:
+            return not self._is_relaid(node)
         return self._fits_prologue(node) and not self._joins_rows(node)
 
     def _joins_rows(self, node: int) -> bool:
@@ -224,9 +228,17 @@ class Grouping:
     def _fits_prologue(self, node: int) -> bool:
         """Whether a product computes `node` as it reads its operand: it then reads no more than before."""
         graph = self._graph
-        if graph.categories[node] is not Category.LOOP or graph.ops[node].name in _NO_PROLOGUE:
+        if graph.categories[node] is not Category.LOOP or graph.ops[node].name in _NO_PROLOGUE or self._is_relaid(node):
             return False
         return self._bytes_in(node) - self._bytes_out(node) <= IO_TOLERANCE_BYTES and not self._follows_product(node)
+
+    def _is_relaid(self, node: int) -> bool:
+        """Whether several products need `node`, a transpose that strides cannot express: it is written out for them."""
+        graph = self._graph
+        op = graph.ops[node]
+        if op.name != "stablehlo.transpose" or swaps_two(op):
+            return False
+        return sum(graph.categories[consumer] is Category.MATMUL for consumer in graph.consumers_of(node)) > 1
 
     def _follows_product(self, node: int) -> bool:
         """Whether a product that `node` alone reads will take it as its epilogue."""

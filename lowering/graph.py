@@ -11,6 +11,7 @@ from stablecast.ir.groups import Groups
 from stablecast.ir.program import Block, Op, Program
 from stablecast.ir.reader.decode import SMALL
 from stablecast.ir.reader.locations import join_scopes
+from stablecast.ir.scopes import parse_scope
 from stablecast.ir.types import Location, ValueType
 from stablecast.lowering.categories import Category, category
 
@@ -27,6 +28,7 @@ class Unit:
     outputs: tuple[int, ...]
 
 
+_TRANSPOSE = "stablehlo.transpose"
 _COMPOSITES = frozenset({"stablehlo.composite"})
 _SIDE_EFFECTS = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv"})
 
@@ -102,6 +104,8 @@ class _Builder:
         self._graph = Graph()
         self._place = 0
         self._unit = -1
+        self._share = not keep_dead
+        self._transposes: dict[tuple[int, int, bool], int] = {}
         self._depth = 0
         self._fusions = -1
         self._fusion_number = -1
@@ -140,6 +144,8 @@ class _Builder:
                 self._call(op, env, scope)
             elif kind is Category.CONTROL:
                 self._control(op, env, scope)
+            elif op.name == _TRANSPOSE:
+                self._transposed(op, env, scope, kind)
             else:
                 self._node(op, env, scope, kind)
 
@@ -215,6 +221,17 @@ class _Builder:
             outputs.append(value)
         graph.outputs.append(tuple(outputs))
         return node
+
+    def _transposed(self, op: Op, env: Env, scope: str, kind: Category) -> None:
+        """A transpose; the same one of the same value is made once, as compilers find out."""
+        again = parse_scope(join_scopes(scope, op.location.scope)).recomputed
+        key = (op.signature, self._values(op.operands, env)[0], again)
+        known = self._transposes.get(key) if op.signature >= 0 and self._fusion_number < 0 and self._share else None
+        if known is None:
+            node = self._node(op, env, scope, kind)
+            self._transposes[key] = self._graph.outputs[node][0]
+        else:
+            env[op.result] = known
 
     def _mark(self, graph: Graph) -> None:
         graph.unit_of.append(self._unit)

@@ -1,37 +1,160 @@
-"""Kernels that XLA:GPU launches in two: long reductions, and products whose contraction is split."""
+"""What XLA:GPU launches beside a kernel: second stages of long reductions and split products, and layout copies."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from stablecast.ir.attributes import ConvDims, DotDims
 from stablecast.ir.kernels import KernelRow
-from stablecast.lowering.categories import Category
-from stablecast.lowering.graph import Graph
+from stablecast.ir.types import as_tensor
+from stablecast.lowering.categories import Category, swaps_two
+from stablecast.lowering.graph import EXTERNAL, Graph
 from stablecast.lowering.group import Group
 from stablecast.lowering.reductions import partial_results, roots_in_two_kernels
 
 _PARTIAL_BYTES = 4
 
 
-def launches_of_group(graph: Graph, group: Group) -> int:
-    """Launches of the kernel `group`: a second one adds up partial results."""
-    if group.split > 1:
-        return 1 if _added_by_reader(graph, group) else 2
-    return 2 if roots_in_two_kernels(graph, group.roots) else 1
+class Extras:
+    """Launches of XLA:GPU that the ops of a program do not show.
+
+    Copies are launches of the kernel that they belong to, with their bytes read and written once more.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._returned = set(graph.returns)
+        self._filters = _filter_gradients(graph)
+        self._gathered = _gathered_minor(graph)
+
+    def of(self, group: Group) -> tuple[int, float]:
+        """Launches beyond the first, and bytes that are written and read again."""
+        graph = self._graph
+        launches, nbytes = 0, 0.0
+        partial = roots_in_two_kernels(graph, group.roots)
+        if partial:
+            launches, nbytes = 1, _PARTIAL_BYTES * float(sum(partial_results(graph.ops[node]) for node in partial))
+        if group.split > 1:
+            launches += 0 if self._added_by_reader(group) else 1
+            nbytes += _PARTIAL_BYTES * float(group.split * self._elements(group.roots[0]))
+        turned = (*self._results(group, self._filters), *self._results(group, self._gathered))
+        for value in (*self._slices(group), *turned, *self._relaid(group)):
+            launches, nbytes = launches + 1, nbytes + graph.types[value].nbytes
+        return launches, nbytes
+
+    def _elements(self, node: int) -> int:
+        return self._graph.types[self._graph.outputs[node][0]].elements
+
+    def _added_by_reader(self, group: Group) -> bool:
+        """Whether one element-wise op alone reads a split product: it adds the parts as it reads them."""
+        root = group.roots[0]
+        return self._alone(root) and self._graph.categories[self._graph.consumers_of(root)[0]] is Category.LOOP
+
+    def _alone(self, node: int) -> bool:
+        graph = self._graph
+        return len(graph.consumers_of(node)) == 1 and self._returned.isdisjoint(graph.outputs[node])
+
+    def _slices(self, group: Group) -> Iterator[int]:
+        """Results of merged products that are cut out for more than one element-wise reader."""
+        for node in group.merged:
+            consumers = self._graph.consumers_of(node)
+            if not (self._alone(node) and self._graph.categories[consumers[0]] is Category.LOOP):
+                yield self._graph.outputs[node][0]
+
+    def _results(self, group: Group, turned: set[int]) -> Iterator[int]:
+        """Results of the step as large as a value of `turned` that their kernel reads: they are turned back.
+
+        Gradients of filters come channels first from cuDNN; those of what is gathered along a minor dimension start
+        with that one.
+        """
+        if turned.isdisjoint(group.reads):
+            return
+        sizes = {self._graph.types[value].elements for value in turned & group.reads}
+        for root in group.roots:
+            for value in self._graph.outputs[root]:
+                if value in self._returned and self._graph.types[value].elements in sizes:
+                    yield value
+
+    def _relaid(self, group: Group) -> Iterator[int]:
+        """Operands of batched products that come from another product and do not lie batch first."""
+        graph = self._graph
+        if group.attention is not None:
+            return
+        for node in group.members:
+            dims = graph.ops[node].attrs.get("dot_dimension_numbers")
+            if graph.categories[node] is not Category.MATMUL or not isinstance(dims, DotDims) or not dims.lhs_batch:
+                continue
+            for value, batch in zip(graph.inputs[node], (dims.lhs_batch, dims.rhs_batch), strict=False):
+                leads = tuple(sorted(batch)) == tuple(range(len(batch)))
+                if self._from_product(value, turned=leads):
+                    yield value
+
+    def _from_product(self, value: int, *, turned: bool) -> bool:
+        """Whether a product makes `value`; `turned`: by a transpose that strides cannot express."""
+        graph = self._graph
+        producer = graph.producer[value]
+        if turned:
+            if producer == EXTERNAL or graph.ops[producer].name != "stablehlo.transpose":
+                return False
+            if swaps_two(graph.ops[producer]):
+                return False
+            producer = graph.producer[graph.inputs[producer][0]]
+        return producer != EXTERNAL and graph.categories[producer] is Category.MATMUL
 
 
-def _added_by_reader(graph: Graph, group: Group) -> bool:
-    """Whether one element-wise op alone reads a split product: it adds the parts as it reads them."""
-    consumers = graph.consumers_of(group.roots[0])
-    returned = set(graph.returns)
-    alone = len(consumers) == 1 and returned.isdisjoint(graph.outputs[group.roots[0]])
-    return alone and graph.categories[consumers[0]] is Category.LOOP
+def with_extras(row: KernelRow, launches: int, nbytes: float) -> KernelRow:
+    """`row` with more launches, and bytes that are written and read again."""
+    return replace(
+        row,
+        launches=row.launches + launches,
+        bytes_read=row.bytes_read + nbytes,
+        bytes_written=row.bytes_written + nbytes,
+    )
 
 
-def with_partial_results(graph: Graph, group: Group, row: KernelRow) -> KernelRow:
-    """`row` with its partial results, in f32, written and read again."""
-    results = sum(partial_results(graph.ops[node]) for node in roots_in_two_kernels(graph, group.roots))
-    if group.split > 1:
-        results = group.split * row.elems
-    partial = _PARTIAL_BYTES * results
-    if not partial:
-        return row
-    return replace(row, bytes_read=row.bytes_read + partial, bytes_written=row.bytes_written + partial)
+def gathers_minor(graph: Graph, group: Group) -> bool:
+    """Whether the kernel is an all-gather along another than the first dimension (of those larger than 1)."""
+    if not group.roots or graph.ops[group.roots[0]].name != "stablehlo.all_gather":
+        return False
+    op = graph.ops[group.roots[0]]
+    kind = op.result_types[0]
+    first = next((dim for dim, size in enumerate(as_tensor(kind).shape) if size != 1), 0)
+    return int(op.attrs.get("all_gather_dim", 0)) > first
+
+
+def _gathered_minor(graph: Graph) -> set[int]:
+    """Arguments that are gathered along a minor dimension."""
+    found: set[int] = set()
+    for node, kind in enumerate(graph.categories):
+        if kind is Category.COLLECTIVE and graph.live[node]:
+            value = graph.inputs[node][0]
+            if graph.producer[value] == EXTERNAL and gathers_minor(graph, Group([node], {node}, set())):
+                found.add(value)
+    return found
+
+
+def _filter_gradients(graph: Graph) -> set[int]:
+    """Values that are gradients of convolution filters, or these converted or scaled."""
+    found: set[int] = set()
+    for node, kind in enumerate(graph.categories):
+        if kind is Category.CONV and graph.live[node] and _is_filter_gradient(graph, node):
+            found.add(graph.outputs[node][0])
+        elif kind is Category.LOOP and found:
+            size = graph.types[graph.outputs[node][0]].elements
+            if any(value in found and graph.types[value].elements == size for value in graph.inputs[node]):
+                found.update(graph.outputs[node])
+    return found
+
+
+def _is_filter_gradient(graph: Graph, node: int) -> bool:
+    """Whether the window of a convolution is larger than its result: it sums over positions."""
+    op = graph.ops[node]
+    dims = op.attrs.get("dimension_numbers")
+    if not isinstance(dims, ConvDims):
+        return False
+    rhs, out = as_tensor(op.operand_types[1]).shape, as_tensor(op.result_types[0]).shape
+    window = positions = 1
+    for dim in dims.kernel_spatial:
+        window *= rhs[dim]
+    for dim in dims.output_spatial:
+        positions *= out[dim]
+    return window > positions
