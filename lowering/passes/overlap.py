@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from stablecast.ir.device_program import P2P, Body, Branch, Collective, DeviceProgram, Kernel, Loop, Node
@@ -28,6 +28,28 @@ class Async:
 
     def __call__(self, program: DeviceProgram) -> DeviceProgram:
         return with_body(program, each_body(program.body, asynchronous))
+
+
+class Pin:
+    """Order of issue as dependencies, for consumers that know no streams (ASTRA-sim): use it last."""
+
+    def __init__(self, value: str = "") -> None:
+        no_value("pin", value)
+
+    def __call__(self, program: DeviceProgram) -> DeviceProgram:
+        return with_body(program, each_body(program.body, _pinned))
+
+
+def _pinned(body: Body) -> Body:
+    """Kernels, and collectives that hold them up, one after the other; others start behind what was issued before."""
+    nodes: list[Node] = []
+    last = -1
+    for index, node in enumerate(body):
+        beside = isinstance(node, P2P) or (isinstance(node, Collective) and node.asynchronous)
+        held = last >= 0 and last not in node.deps and not isinstance(node, P2P)
+        nodes.append(replace(node, after=tuple(sorted({*node.after, last}))) if held else node)
+        last = last if beside else index
+    return tuple(nodes)
 
 
 class LatencyHiding:

@@ -120,6 +120,7 @@ EVERY: dict[str, Callable[[], DeviceProgram]] = {
         "bucket-gradients",
         "bucket-gradients=1000",
         "collective-matmul",
+        "pin",
     ],
 )
 @pytest.mark.parametrize("which", sorted(EVERY))
@@ -214,6 +215,15 @@ def test_a_product_goes_round_the_ring_with_its_gather() -> None:
     assert kinds(scattered.body) == [*["Kernel", "collective_permute"] * 7, "Kernel", "Kernel"]
     small = program(matmul(), gather(0, ahead=False), matmul(1))
     assert run_passes(small, ["collective-matmul=9"]).body == small.body
+
+
+def test_the_order_of_issue_as_dependencies() -> None:
+    """A kernel waits for the kernel and the gather before it; one that runs beside is waited for by its readers."""
+    body = [matmul(), gather(), matmul(), matmul(1)]
+    held = run_passes(program(*body), ["pin"]).body
+    assert [node.after for node in held] == [(), (0,), (1,), (2,)]
+    beside = run_passes(program(*body), ["async", "pin"]).body
+    assert [node.after for node in beside] == [(), (0,), (0,), (2,)]
 
 
 def lose(body: DeviceProgram) -> DeviceProgram:
