@@ -27,9 +27,10 @@ from stablecast.ir.accounting.registry import TARGETS
 from stablecast.ir.accounting.values import Conventions
 from stablecast.ir.device_program import DeviceProgram
 from stablecast.ir.errors import InputError, ToolError
-from stablecast.ir.program import Program
+from stablecast.ir.program import Program, Stage
 from stablecast.ir.reader import bind_dimensions, dynamic_dimensions, read
 from stablecast.ir.reader.dynamic import unbound
+from stablecast.ir.throughput import Throughput, throughput_of
 from stablecast.ir.workload import Role, Workload
 from stablecast.lowering import program_cache
 from stablecast.lowering.device import lower
@@ -355,7 +356,18 @@ class Session:
         if program.platform and program.platform != native:
             note = f"the module was lowered for {program.platform}, not for {native}"
             made = replace(made, assumptions=(*made.assumptions, note))
-        return replace(made, wall_s=time.perf_counter() - started)
+        return replace(
+            made, throughput=self._throughput(platform_of(system.device)), wall_s=time.perf_counter() - started
+        )
+
+    def _throughput(self, platform: str) -> Throughput | None:
+        """What a step works through, where the input has a program; of one device where it is one's of several."""
+        if self.traces() is not None or self.measured() is not None:
+            return None
+        workload = self.workload(platform)
+        found = throughput_of(workload.args, workload.num_replicas)
+        shared = workload.stage is Stage.PER_DEVICE and workload.num_partitions > 1
+        return replace(found, unit=f"{found.unit} a device") if found and shared else found
 
     def _placed(self, program: DeviceProgram, system: System) -> System:
         """`system` with the axes of the program's mesh on its dimensions."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from stablecast.backends.schedule.timeline import Timeline
 from stablecast.ir.device_program import Unmodelled
+from stablecast.ir.text import quantity
+from stablecast.ir.throughput import Throughput
 from stablecast.ir.work import Work
 
 if TYPE_CHECKING:
@@ -153,9 +155,30 @@ class Prediction:
     exposed_by_axis_s: Mapping[str, float] = field(default_factory=dict[str, float])
     idle_s: float = 0.0
     critical_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    throughput: Throughput | None = None
     roles: tuple[RoleTime, ...] = ()
     pipeline: Mapping[str, Any] = field(default_factory=dict[str, Any])
     timelines: tuple[Timeline, ...] = field(default=(), compare=False)
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Device memory that the step leaves free; negative where it does not fit."""
+        return self.memory_bytes - self.peak_memory_bytes
+
+    @property
+    def items_per_s(self) -> float | None:
+        """Tokens, images or samples a second (`throughput.unit`) over all devices."""
+        if self.throughput is None or not self.step_time_s:
+            return None
+        return self.throughput.count / self.step_time_s
+
+    @property
+    def verdict(self) -> str:
+        """Whether the step fits, with the numbers where it does not."""
+        if self.fits:
+            return "fits"
+        needs, has = quantity(self.peak_memory_bytes, "B"), quantity(self.memory_bytes, "B")
+        return f"does not fit on {self.system} (needs {needs}, has {has})"
 
     @property
     def fits(self) -> bool:
@@ -200,6 +223,8 @@ class Prediction:
             "peak_memory_bytes": self.peak_memory_bytes,
             "memory_bytes": self.memory_bytes,
             "fits": self.fits,
+            "headroom_bytes": self.headroom_bytes,
+            "throughput": self._throughput_dict(),
             "complete": self.complete,
             "unmodelled": [unmodelled_dict(entry) for entry in self.unmodelled],
             "work": self.work.to_dict(),
@@ -221,6 +246,11 @@ class Prediction:
             "assumptions": list(self.assumptions),
             "wall_s": self.wall_s,
         }
+
+    def _throughput_dict(self) -> dict[str, Any] | None:
+        if self.throughput is None:
+            return None
+        return {"unit": self.throughput.unit, "per_step": self.throughput.count, "per_s": self.items_per_s}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)

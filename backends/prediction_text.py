@@ -17,6 +17,7 @@ LARGEST = 12
 """Kernels that a report lists; the rest is one line."""
 _SCOPE_WIDTH = 44
 _CRITICAL = 4
+_HOLDERS = 5
 _KERNEL_HEAD = ("time", "share", "runs", "kernel", "shape", "bound by", "scope", "source")
 _RIGHT = (0, 1, 2)
 
@@ -64,17 +65,27 @@ def _bound_line(prediction: Prediction) -> str:
         utilisation = f"   MFU {percent(prediction.mfu)}"
     if prediction.hfu is not None and prediction.mfu is not None and prediction.hfu > prediction.mfu * 1.005:
         utilisation += f" (HFU {percent(prediction.hfu)})"
-    return f"bound by {shares or 'nothing'}{utilisation}"
+    rate = prediction.items_per_s
+    speed = f"   {quantity(rate, '').rstrip()} {prediction.throughput.unit}/s" if rate and prediction.throughput else ""
+    return f"bound by {shares or 'nothing'}{utilisation}{speed}"
 
 
 def _memory_line(prediction: Prediction) -> str:
-    verdict = "fits" if prediction.fits else "DOES NOT FIT"
     work = prediction.work
     peak, capacity = quantity(prediction.peak_memory_bytes, "B"), quantity(prediction.memory_bytes, "B")
+    free = f"fits, {quantity(prediction.headroom_bytes, 'B')} free" if prediction.fits else prediction.verdict.upper()
     return (
-        f"memory peak {peak} of {capacity}: {verdict}"
+        f"memory peak {peak} of {capacity}: {free}"
         f"   work {quantity(work.matmul_flops, 'FLOP')} matrix, {quantity(work.nbytes, 'B')} moved"
     )
+
+
+def _memory_lines(prediction: Prediction) -> list[str]:
+    """What holds device memory at the peak: state and results, then the scopes of temporaries."""
+    held = {name: size for name, size in prediction.memory_by_scope.items() if size > 0 and name != "temporaries"}
+    largest = sorted(held.items(), key=lambda item: -item[1])[:_HOLDERS]
+    said = ", ".join(f"{shorten(name, _SCOPE_WIDTH)} {quantity(size, 'B')}" for name, size in largest)
+    return [f"  at the peak: {said}"] if said else []
 
 
 def kernel_rows(prediction: Prediction, limit: int = LARGEST) -> list[tuple[str, ...]]:
@@ -111,7 +122,7 @@ def _kernel_cells(kernel: KernelTime, total: float) -> tuple[str, ...]:
 
 def prediction_text(prediction: Prediction) -> str:
     """The report: answer, largest kernels, what was not modelled, what was assumed."""
-    lines = [*headline(prediction), ""]
+    lines = [*headline(prediction), *_memory_lines(prediction), ""]
     lines += table(kernel_rows(prediction), right=_RIGHT, indent="  ")
     lines += ["", *_unmodelled(prediction), *_shares(prediction), "  assumed:"]
     lines += [f"    {text}" for text in prediction.assumptions]

@@ -7,8 +7,9 @@ from stablecast.ir.text import html_table, percent, quantity, seconds, table, ti
 
 if TYPE_CHECKING:
     from stablecast._compare import Comparison
+    from stablecast.backends.prediction import Prediction
 
-_HEAD = ("system", "backend", "step", "range", "vs first", "bound by", "MFU", "memory", "")
+_HEAD = ("system", "backend", "step", "range", "vs first", "bound by", "MFU", "items/s", "memory", "free", "")
 _RIGHT = (2, 4, 6)
 
 
@@ -21,7 +22,7 @@ def _rows(comparison: "Comparison") -> list[tuple[str, ...]]:
         tied = first is not None and row is not first and row.step_time_low_s <= first.step_time_high_s
         remarks = [
             "tie with the first" if tied else "",
-            "" if row.fits else "does not fit",
+            "" if row.fits else row.verdict,
             "" if row.complete else "incomplete",
         ]
         rows.append(
@@ -33,12 +34,21 @@ def _rows(comparison: "Comparison") -> list[tuple[str, ...]]:
                 f"{ratio:.2f} x",
                 row.bound,
                 percent(row.mfu) if row.mfu is not None else "",
+                items(row),
                 f"{quantity(row.peak_memory_bytes, 'B')} of {quantity(row.memory_bytes, 'B')}",
+                quantity(row.headroom_bytes, "B") if row.fits else "",
                 ", ".join(filter(None, remarks)),
             )
         )
-    rows += [(row.system, row.backend, "none", "", "", "", "", "", row.error) for row in comparison.failed]
+    rows += [(row.system, row.backend, "none", "", "", "", "", "", "", "", row.error) for row in comparison.failed]
     return rows
+
+
+def items(row: "Prediction") -> str:
+    """`57.0 k tokens`, of what the step works through a second."""
+    if row.throughput is None or row.items_per_s is None:
+        return ""
+    return f"{quantity(row.items_per_s, '').rstrip()} {row.throughput.unit}"
 
 
 def fidelity_rows(comparison: "Comparison") -> list[tuple[str, ...]]:
