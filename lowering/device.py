@@ -230,16 +230,12 @@ class _Lowering:
             node = self._collective(graph, lead)
             moved = Work(bytes_read=node.operand_bytes, bytes_written=node.result_bytes)
             return node, SymbolicWork({(): moved}), 0
-            known = read and not isinstance(placed, P2P)
-            nodes.append(replace(placed, arguments=tuple(read)) if known else placed)
-            if extras is not None and gathers_minor(graph, group):
-                copies[index] = Copy(1, float(graph.types[graph.inputs[group.roots[0]][0]].nbytes), before=True)
-            plain = len(work.terms) == 1 and () in work.terms
-            summed = _plus(summed, work.terms[()]) if plain else summed + work
-        if whole and self._recorded and self._schedule is not None:
-            nodes = as_recorded(nodes, [group.launch for group in groups], self._schedule)
-        body = with_copies(tuple(nodes), copies, lambda row: self._copy_row(row, runs))
-        self._by_scope = liveness.by_scope() if whole else self._by_scope
+        if PEER in graph.ops[lead].attrs:
+            message = self._message(graph, lead)
+            sends = message.direction == "send"
+            moved = Work(bytes_read=message.nbytes) if sends else Work(bytes_written=message.nbytes)
+            return message, SymbolicWork({(): moved}), 0
+        return self._kernel(graph, group, needed, liveness, runs, extras)
 
     def _kernel(
         self,
