@@ -46,18 +46,24 @@ def _by_dimension(
     value, current = site.operands[0], as_tensor(site.local[0])
     final = as_tensor(site.result_local[0])
     for place, dim in enumerate(dims):
-        shape = list(current.shape)
-        shape[dim] = final.shape[dim]
-        last = place == len(dims) - 1
-        after = final if last else TensorType(tuple(shape), current.dtype)
         groups = site.layout.groups(mesh_of(site), per_dim[dim])
+        full = final.shape[dim]
+        size = current.shape[dim] * groups.size if grow and full >= groups.size else full
+        after = _resized(current, dim, size)
+        last = place == len(dims) - 1 and after == final
         result = site.op.result if last else None
         op = site.builder.collective(
             kind, value, current, after, groups, site.op.location, result, reduce_op, {label: dim}
         )
         ops.append(op)
         value, current = op.result, after
-    return ops or [slice_op(site, value, current, final)]
+    if not ops or current != final:
+        ops.append(slice_op(site, value, current, final))
+    return ops
+
+
+def _resized(kind: TensorType, dim: int, size: int) -> TensorType:
+    return TensorType((*kind.shape[:dim], size, *kind.shape[dim + 1 :]), kind.dtype)
 
 
 def all_reduce(site: Site) -> list[Op]:
@@ -120,24 +126,39 @@ def _by_reduced_dimension(site: Site, axes: Sequence[Axis]) -> list[tuple[Axis, 
 
 
 def all_to_all(site: Site) -> list[Op]:
-    """One all-to-all for each pair of dimensions."""
+    """One all-to-all for each pair of dimensions; what does not come out even is padded before and cut after."""
     params: Sequence[tuple[tuple[Axis, ...], int, int]] = site.op.attrs["params"]
     ops: list[Op] = []
     value, current = site.operands[0], as_tensor(site.local[0])
+    final = as_tensor(site.result_local[0])
     for place, (axes, source, target) in enumerate(params):
         count = site.layout.size(mesh_of(site), axes)
-        last = place == len(params) - 1
-        shape = list(current.shape)
-        shape[source] = min(shape[source] * count, site.operand_type(0).shape[source])
-        shape[target] = -(-shape[target] // count)
-        after = as_tensor(site.result_local[0]) if last else TensorType(tuple(shape), current.dtype)
+        padded = _resized(current, target, -(-current.shape[target] // count) * count)
+        if padded != current:
+            ops += _padded(site, value, current, padded)
+            value, current = ops[-1].result, padded
+        after = _resized(current, source, current.shape[source] * count)
+        after = _resized(after, target, after.shape[target] // count)
         groups = site.layout.groups(mesh_of(site), axes)
         attrs = {"split_dimension": target, "concat_dimension": source, "split_count": count}
-        result = site.op.result if last else None
+        result = site.op.result if place == len(params) - 1 and after == final else None
         op = site.builder.collective("all_to_all", value, current, after, groups, site.op.location, result, attrs=attrs)
         ops.append(op)
         value, current = op.result, after
+    if current != final:
+        ops.append(slice_op(site, value, current, final))
     return ops
+
+
+def _padded(site: Site, value: int, before: TensorType, after: TensorType) -> list[Op]:
+    """Zeros behind the end of each dimension of `before` that is longer in `after`."""
+    zero, location = TensorType((), before.dtype), site.op.location
+    constant = site.builder.op("stablehlo.constant", (), (), (zero,), {"value": 0}, location=location)
+    none = (0,) * before.rank
+    high = tuple(long - short for short, long in zip(before.shape, after.shape, strict=True))
+    attrs = {"edge_padding_low": none, "edge_padding_high": high, "interior_padding": none}
+    pad = site.builder.op("stablehlo.pad", (value, constant.result), (before, zero), (after,), attrs, location=location)
+    return [constant, pad]
 
 
 def collective_permute(site: Site) -> list[Op]:

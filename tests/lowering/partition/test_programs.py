@@ -291,6 +291,34 @@ def mesh_rows(mesh: Any, x: Array) -> Array:
     return lax.with_sharding_constraint(x, mesh.sharding("d", None))
 
 
+def test_uneven_parts_travel_with_their_padding(on: Callable[..., Any]) -> None:
+    """30 rows and 62 columns over 8 devices: as XLA, 32 rows are gathered, and 64 columns change places with them."""
+    mesh = on(d=8)
+
+    def rows(x: Array, w: Array) -> Array:
+        return jnp.tanh(lax.with_sharding_constraint(x @ w, mesh.sharding("d", None)))
+
+    def gathered(x: Array, w: Array) -> Array:
+        return rows(x, w) @ w.T
+
+    def turned(x: Array, w: Array) -> Array:
+        return lax.with_sharding_constraint(rows(x, w), mesh.sharding(None, "d"))
+
+    args = mesh.shape(30, 64), mesh.shape(64, 62)
+    for function, kind in ((gathered, "all_gather"), (turned, "all_to_all")):
+        program = partition(mesh.module(function, *args))
+        op = named(program, f"stablehlo.{kind}")[0]
+        found = str(op.operand_types[0]), str(op.result_type)
+        assert (
+            found
+            == {
+                "all_gather": ("f32[4,64]", "f32[32,64]"),
+                "all_to_all": ("f32[4,64]", "f32[32,8]"),
+            }[kind]
+        )
+        assert str(program.main.result_types[0]) in ("f32[30,64]", "f32[30,62]")
+
+
 def test_waiting_worker_is_used_once(on: Callable[..., Any]) -> None:
     mesh = on(d=2)
     worker = start_worker()
