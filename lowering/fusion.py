@@ -253,13 +253,16 @@ class Grouping:
         )
 
     def _bytes_in(self, node: int) -> int:
-        """Bytes that `node` reads of tensors that are not merely spread out."""
+        return sum(self._graph.types[value].nbytes for value in self._tensors(node))
+
+    def _tensors(self, node: int) -> list[int]:
+        """What `node` reads that is not merely counted up or spread out."""
         graph = self._graph
-        return sum(
-            graph.types[value].nbytes
+        return [
+            value
             for value in self._inputs(node)
             if graph.producer[value] == EXTERNAL or graph.categories[graph.producer[value]] is not Category.GENERATOR
-        )
+        ]
 
     def _bytes_out(self, node: int) -> int:
         return sum(self._graph.types[value].nbytes for value in self._graph.outputs[node])
@@ -278,7 +281,7 @@ class Grouping:
         if self._graph.ops[node].name in EXPENSIVE and len(kernels) > rules.max_dear_copies:
             return False
         types = self._graph.types
-        inputs = {value: types[value].nbytes for value in self._inputs(node)}
+        inputs = {value: types[value].nbytes for value in self._tensors(node)}
         own = sum(inputs.values())
         result = sum(types[value].nbytes for value in self._graph.outputs[node])
         copied = sum(size for group in groups for value, size in inputs.items() if value not in group.reads)

@@ -32,7 +32,8 @@ class Extras:
         launches, nbytes = 0, 0.0
         partial = roots_in_two_kernels(graph, group.roots)
         if partial:
-            launches, nbytes = 1, _PARTIAL_BYTES * float(sum(partial_results(graph.ops[node]) for node in partial))
+            launches = len(partial)
+            nbytes = _PARTIAL_BYTES * float(sum(partial_results(graph.ops[node]) for node in partial))
         if group.split > 1:
             launches += 0 if self._added_by_reader(group) else 1
             nbytes += _PARTIAL_BYTES * float(group.split * self._elements(group.roots[0]))
