@@ -119,8 +119,9 @@ class Prediction:
     `mfu`: model FLOPs (no recomputation, no padding) over peak x time, `hfu`: executed FLOPs, both None without
     matrix work. `bound_s`: seconds by what limits them. `exposed_by_axis_s`: exposed communication by mesh axes.
     `idle_s`: seconds in which a device does nothing (the bubble of a pipeline). `critical_s`: seconds of the critical
-    path by scope. `roles`: of a step of several, the rest is that of the busiest. `pipeline`: schedule, stages,
-    micro-batches and their costs, where one was chosen. `complete` is False where something
+    path by scope. `roles`: of a step of several, the rest is that of the busiest. `tiers`: bytes in use
+    and there are (None: not stated) by memory tier. `pipeline`: schedule, stages, micro-batches and their costs, where
+    one was chosen. `complete` is False where something
     is not modelled or a loop's count is unknown; the time is then a lower bound. `error`: set in comparisons where this
     row has no time.
     """
@@ -157,6 +158,7 @@ class Prediction:
     critical_s: Mapping[str, float] = field(default_factory=dict[str, float])
     throughput: Throughput | None = None
     roles: tuple[RoleTime, ...] = ()
+    tiers: Mapping[str, tuple[int, int | None]] = field(default_factory=dict[str, tuple[int, "int | None"]])
     pipeline: Mapping[str, Any] = field(default_factory=dict[str, Any])
     timelines: tuple[Timeline, ...] = field(default=(), compare=False)
 
@@ -177,13 +179,17 @@ class Prediction:
         """Whether the step fits, with the numbers where it does not."""
         if self.fits:
             return "fits"
+        for name, (used, room) in self.tiers.items():
+            if room is not None and used > room:
+                return f"does not fit in {name} (needs {quantity(used, 'B')}, has {quantity(room, 'B')})"
         needs, has = quantity(self.peak_memory_bytes, "B"), quantity(self.memory_bytes, "B")
         return f"does not fit on {self.system} (needs {needs}, has {has})"
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is within the device's memory."""
-        return self.peak_memory_bytes <= self.memory_bytes
+        """Whether the peak is within the device's memory, and what is offloaded within its tier."""
+        held = all(room is None or used <= room for used, room in self.tiers.values())
+        return held and self.peak_memory_bytes <= self.memory_bytes
 
     @property
     def bubble(self) -> float:
@@ -222,6 +228,7 @@ class Prediction:
             "exposed_communication_s": self.exposed_communication_s,
             "peak_memory_bytes": self.peak_memory_bytes,
             "memory_bytes": self.memory_bytes,
+            "tiers": {name: {"bytes": used, "capacity": room} for name, (used, room) in self.tiers.items()},
             "fits": self.fits,
             "headroom_bytes": self.headroom_bytes,
             "throughput": self._throughput_dict(),

@@ -74,8 +74,12 @@ def _memory_line(prediction: Prediction) -> str:
     work = prediction.work
     peak, capacity = quantity(prediction.peak_memory_bytes, "B"), quantity(prediction.memory_bytes, "B")
     free = f"fits, {quantity(prediction.headroom_bytes, 'B')} free" if prediction.fits else prediction.verdict.upper()
+    away = "".join(
+        f", {name} {quantity(used, 'B')}" + (f" of {quantity(room, 'B')}" if room is not None else "")
+        for name, (used, room) in prediction.tiers.items()
+    )
     return (
-        f"memory peak {peak} of {capacity}: {free}"
+        f"memory peak {peak} of {capacity}{away}: {free}"
         f"   work {quantity(work.matmul_flops, 'FLOP')} matrix, {quantity(work.nbytes, 'B')} moved"
     )
 

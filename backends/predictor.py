@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from stablecast.backends.device import Device, System
+from stablecast.backends.device import Device, MemoryTier, System
 from stablecast.backends.prediction import CollectiveTime, KernelTime, Prediction, RoleTime
 from stablecast.backends.pricing import Priced, price
 from stablecast.backends.registry import Choice
@@ -132,7 +132,12 @@ def _prediction(
         exposed_by_axis_s=timeline.exposed_by_axis_s,
         idle_s=timeline.idle_s,
         critical_s=timeline.critical_s,
+        tiers={name: (used, _room(system.tier(name))) for name, used in program.offloaded.items()},
     )
+
+
+def _room(tier: MemoryTier) -> int | None:
+    return None if tier.nbytes is None else int(tier.nbytes.value)
 
 
 @dataclass(frozen=True, slots=True)

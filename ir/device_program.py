@@ -197,7 +197,7 @@ class DeviceProgram:
     the scopes of the kernels tell; `exec_model`: what one launch is (`xla`, `eager`, ...). `complete` is False where
     `unmodelled` ops or unknown counts leave the total a lower bound. `stage_axis`: mesh axis along which the stages of
     a pipeline lie that all run this program, empty where there is none. `arguments`: of the step, where known.
-    `recorded`: streams and events are those of a recorded run.
+    `recorded`: streams and events are those of a recorded run. `offloaded`: bytes of arguments by memory tier.
     """
 
     name: str
@@ -217,6 +217,7 @@ class DeviceProgram:
     stage_axis: str = ""
     arguments: tuple[ArgumentBuffer, ...] = ()
     recorded: bool = False
+    offloaded: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def num_stages(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from stablecast.backends import units
-from stablecast.backends.device import Device, Fact, NetworkDim, Quantity, System
+from stablecast.backends.device import Device, Fact, MemoryTier, NetworkDim, Quantity, System
 
 if TYPE_CHECKING:
     from stablecast.backends.catalogue import Catalogue
@@ -25,6 +25,7 @@ _DEVICE_FIELDS: Final = (
     "scaleup_bytes_per_s",
 )
 _TABLES: Final = ("matrix_flops", "matrix_flops_acc16", "sparse_flops", "vector_flops")
+_TIER_FIELDS: Final = ("read_bytes_per_s", "write_bytes_per_s", "latency_s", "nbytes")
 _DIM_FIELDS: Final = ("bytes_per_s", "pair_bytes_per_s", "efficiency", "latency_s", "base_latency_s")
 
 
@@ -108,7 +109,16 @@ def system_dict(system: System) -> dict[str, object]:
         "count": system.count,
         "notes": list(system.notes),
         "dims": [_dim_dict(dim) for dim in system.network.dims],
+        "tiers": [_tier_dict(tier) for tier in system.tiers],
     }
+
+
+def _tier_dict(tier: MemoryTier) -> dict[str, object]:
+    found: dict[str, object] = {"name": tier.name, "shared_by": tier.shared_by}
+    for name in _TIER_FIELDS:
+        fact: Quantity | None = getattr(tier, name)
+        found[name] = fact_dict(fact) if fact else None
+    return found
 
 
 def _dim_dict(dim: NetworkDim) -> dict[str, object]:
@@ -182,6 +192,8 @@ def format_show(shown: Mapping[str, object]) -> str:
         lines += ["", f"{system['count']} of them: " + "; ".join(cast("list[str]", system["notes"]))]
         for dim in cast("list[Mapping[str, object]]", system["dims"]):
             lines += _fact_lines([(f"{dim['name']} {name}", dim[name]) for name in _DIM_FIELDS])
+        for tier in cast("list[Mapping[str, object]]", system["tiers"]):
+            lines += _fact_lines([(f"{tier['name']} {name}", tier[name]) for name in _TIER_FIELDS])
     lines += ["", "published facts"]
     lines += _fact_lines(list(cast("Mapping[str, object]", device["facts"]).items()))
     lines += ["", "sources"]

@@ -85,6 +85,7 @@ def program_to_json(program: DeviceProgram) -> dict[str, Any]:
         "notes": list(program.notes),
         "stage_axis": program.stage_axis,
         "recorded": program.recorded,
+        "offloaded": dict(program.offloaded),
         "arguments": [[one.name, one.nbytes, int(one.overwritten)] for one in program.arguments],
     }
 
@@ -112,6 +113,7 @@ def program_of_json(held: Mapping[str, Any], body: tuple[Any, ...], where: str) 
             notes=tuple(held["notes"]),
             stage_axis=held.get("stage_axis", ""),
             recorded=bool(held.get("recorded", False)),
+            offloaded=held.get("offloaded", {}),
             arguments=tuple(ArgumentBuffer(one[0], one[1], bool(one[2])) for one in held.get("arguments", ())),
         )
     except (KeyError, TypeError) as error:

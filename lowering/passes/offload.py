@@ -35,7 +35,10 @@ class Offload:
             raise InputError(f"no argument is called '{self._pattern}'", f"names are {names}, ...")
         uses = _uses(program, chosen)
         body = _with_moves(program.body, uses, self._tier)
-        return _resident(program, body, [program.arguments[use.number] for use in uses], uses)
+        arguments = [program.arguments[use.number] for use in uses]
+        there = program.offloaded.get(self._tier, 0) + sum(argument.nbytes for argument in arguments)
+        made = _resident(program, body, arguments, uses)
+        return replace(made, offloaded={**program.offloaded, self._tier: there})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ import pytest
 
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.estimates import Estimates
+from stablecast.backends.predictor import Settings, predict_device_program
+from stablecast.backends.registry import Choice
 from stablecast.backends.schedule import schedule
 from stablecast.ir.device_program import P2P, ArgumentBuffer, Buffers, DeviceProgram, Kernel
 from stablecast.ir.errors import InputError
@@ -52,8 +54,11 @@ def test_moments_come_and_go() -> None:
 
 
 def test_of_a_table_the_rows_that_are_looked_up() -> None:
+    changed = run_passes(program(), ["offload=params*:ssd", "offload=*adam*:ssd"])
+    assert changed.offloaded == {"ssd": 1600 * MB}
     changed = run_passes(program(), ["offload=params*:ssd"])
     assert moves(changed) == [("load", 4)]
+    assert changed.offloaded == {"ssd": 1000 * MB}
     assert changed.buffers is not None
     assert changed.buffers.argument_bytes == 600 * MB
 
@@ -71,6 +76,18 @@ def test_transfers_run_beside_kernels_at_the_tiers_rate() -> None:
         many = schedule(run_passes(program(), [f"offload=*adam*:{tier.name}"]), COSTS, system)
         assert many.time_s < 6 * (load + store) + 7e-3, "loads run beside stores"
     assert {entry.stream for entry in many.slices} == {"compute", "load ssd", "store ssd"}
+
+
+def test_what_does_not_fit_in_its_tier(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    tier = "tiers:\n  - {name: ssd, read: 6 GB/s, latency: 80 us, capacity: 1 GB}\n"
+    own.write_text(f"device: h100-sxm\ncount: 1\nsystem: nvlink4-switch\n{tier}")
+    system = Catalogue().resolve(str(own))
+    for text, fits in (("offload=state*0?:ssd", True), ("offload=*:ssd", False)):
+        made = predict_device_program(run_passes(program(), [text]), system, Settings(Choice(), {}), "")
+        assert made.fits == fits
+        assert made.tiers["ssd"][1] == 10**9
+        assert ("DOES NOT FIT" in repr(made)) != fits
 
 
 def test_traces_have_memory_nodes(tmp_path: Path) -> None:
