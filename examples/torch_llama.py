@@ -9,10 +9,11 @@ parameters with FSDP2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -133,8 +134,11 @@ def build(
     return made, torch.optim.AdamW(made.parameters(), lr=1e-4, fused=fused)
 
 
-def tensor_parallel(made: Llama, mesh: Any, sequence: bool = True) -> None:
-    """Split heads and hidden features over `mesh`; with `sequence` also the tokens between the splits."""
+def tensor_parallel(made: Llama, mesh: Any, sequence: bool = True, split_logits: bool = False) -> None:
+    """Split heads and hidden features over `mesh`; with `sequence` also the tokens between the splits.
+
+    `split_logits`: the logits stay split by vocabulary, as `split_loss_step` takes them.
+    """
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -164,7 +168,11 @@ def tensor_parallel(made: Llama, mesh: Any, sequence: bool = True) -> None:
         parallelize_module(layer, mesh, plan)
     top: dict[str, Any] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
-        "head": ColwiseParallel(input_layouts=between, output_layouts=Replicate()),
+        "head": ColwiseParallel(
+            input_layouts=between,
+            output_layouts=Shard(-1) if split_logits else Replicate(),
+            use_local_output=not split_logits,
+        ),
     }
     if sequence:
         top["norm"] = SequenceParallel()
@@ -198,9 +206,63 @@ def build_parallel(
     return made, torch.optim.AdamW(made.parameters(), lr=1e-4, fused=fused)
 
 
+def selective() -> Any:
+    """Contexts of a checkpoint that keeps attention and every second product, and runs all else again."""
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    aten, products = torch.ops.aten, 0
+    kept = (aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default)
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal products
+        products += op is aten.mm.default
+        keep = op in kept or (op is aten.mm.default and products % 2)
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+class Selective(nn.Module):
+    """A layer behind a selective checkpoint."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(self.layer, x, cos, sin, use_reentrant=False, context_fn=selective)
+
+
+def build_mixed(
+    mesh: Any, size: str = "8b", layers: int | None = None, vocab: int = 128256, recompute: str = "full"
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The decoder as TorchTitan trains it: float32 parameters, gathered in bfloat16, gradients summed in float32.
+
+    `recompute`: `none`, `selective` or `full`. With an axis `tp` the logits stay split (`split_loss_step`).
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    config = replace(SIZES[size], vocab=vocab, layers=layers or SIZES[size].layers, recompute=recompute == "full")
+    made = model(config)
+    if "tp" in mesh.mesh_dim_names:
+        tensor_parallel(made, mesh["tp"], split_logits=True)
+    if recompute == "selective":
+        made.layers = nn.ModuleList(Selective(layer) for layer in made.layers)
+    shard(made, mesh["dp"], mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    return made, torch.optim.AdamW(made.parameters(), lr=1e-4, fused=True)
+
+
 def inputs(batch: int = 2, seq: int = 128, vocab: int = 1024) -> tuple[Tensor, Tensor]:
     """Tokens and the ones that follow them."""
     return torch.randint(0, vocab, (batch, seq)), torch.randint(0, vocab, (batch, seq))
+
+
+def split_loss_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, labels: Tensor) -> Tensor:
+    """`step` for logits that are split by vocabulary."""
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    with loss_parallel():
+        return step(model, optimizer, tokens, labels)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, labels: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from stablecast.ir.errors import InputError, near_names
-from stablecast.validation.suites import collectives, hespas, kernels, megatron, neusight
+from stablecast.validation.suites import collectives, hespas, kernels, megatron, neusight, titan
 from stablecast.validation.suites.base import Data, Row, Suite
 
 SUITES: Final[Mapping[str, Suite]] = {
@@ -63,9 +63,17 @@ SUITES: Final[Mapping[str, Suite]] = {
             held_out=True,
             path="program",
         ),
+        Suite(
+            "torchtitan",
+            "TorchTitan: Llama 3.1 training steps on 8 to 512 H100",
+            titan.torchtitan,
+            "github.com/pytorch/torchtitan",
+            held_out=True,
+            path="program",
+        ),
     )
 }
-PLANNED: Final = ("tpu-steps", "torchtitan", "timm")
+PLANNED: Final = ("tpu-steps", "timm")
 """Suites that need captured models first."""
 
 

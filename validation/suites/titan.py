@@ -1,0 +1,266 @@
+"""TorchTitan: Llama 3.1 training steps on 8 to 512 H100, from `examples/torch_llama.py` under FSDP2 and TP.
+
+Each distinct program is captured with three and with four layers; a step of n layers is the first and n - 3 times the
+difference. Parameters are float32, gathered in bfloat16 and reduced in float32; activation checkpointing is full (every
+layer runs again) or selective (every second product, and all but attention, runs again), as TorchTitan's options say.
+Compiled rows have TorchInductor's kernels, the others one an ATen call. Pipelines (TorchTitan's default: as many
+micro-batches as stages) follow 1F1B, interleaved ones with two chunks a stage. Asynchronous tensor parallelism
+hides all but the first piece of its gathers and scatters. Rows with context parallelism are left out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from stablecast.backends import kernel_specs
+from stablecast.backends.device import Device
+from stablecast.backends.estimates import FloatArray
+from stablecast.backends.predictor import Settings, predict_device_program
+from stablecast.backends.pricing import price
+from stablecast.backends.registry import Choice
+from stablecast.frontends.script import load_module
+from stablecast.ir.device_program import DeviceProgram, Kernel
+from stablecast.ir.errors import InputError, StablecastError
+from stablecast.ir.kernels import KernelClass, KernelRow, KernelTable
+from stablecast.ir.reader import read
+from stablecast.lowering.device import lower
+from stablecast.lowering.passes.registry import default_passes, run_passes
+from stablecast.lowering.products import TF32_ARITHMETIC
+from stablecast.lowering.target import Target
+from stablecast.validation.suites.base import Data, Record, Row, number, whole
+
+_FILE: Final = "distributed_steps/torchtitan_steps.csv"
+_SCRIPT: Final = "torch_llama.py"
+_DEVICES: Final = {"H100-96GB-HBM2e-500W": "h100-sxm-hbm2e-96gb"}
+_LAYERS: Final = {"8b": 32, "70b": 80, "405b": 126}
+VOCAB: Final = 128256
+FLASH_SHARE: Final = 0.35
+"""Share of an H100's peak that PyTorch's flash attention (FlashAttention-2) reaches, says the abstract of
+FlashAttention-3 (Shah et al., 2024); the shipped constants are those of a Hopper kernel."""
+FULL_WATTS: Final = 700.0
+"""Board power of the H100 that they measured; below it clocks go with the cube root, as products' do."""
+CHUNKS: Final = 2
+CAST_BYTES: Final = 3.0
+"""Bytes that a cast to 8 bits moves for each element: a read and a write; the largest value comes from the producer."""
+CASTS: Final = 4 / 6
+"""Casts for each operand: the three products of a linear layer have six operands, and input, weight, gradient and the
+input for the weight's gradient are cast once each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What decides a program."""
+
+    size: str
+    dp: int
+    tp: int
+    batch: int
+    seq: int
+    recompute: str
+    compiled: bool
+    float8: bool
+    overlapped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Time, low and high in seconds, and peak bytes."""
+
+    time: FloatArray
+    nbytes: float
+
+    def plus(self, other: "Cost", times: float) -> "Cost":
+        return Cost(self.time + times * other.time, self.nbytes + times * other.nbytes)
+
+
+def case_of(record: Record) -> Case:
+    """The program of a row; the micro-batch of a pipeline is one of as many as there are stages."""
+    fsdp, tp, pp, batch, seq = whole(record, "fsdp", "tp", "pp", "local_batch", "seq_len")
+    return Case(
+        record["model"].removeprefix("llama3.1-"),
+        fsdp,
+        tp,
+        max(batch // pp, 1),
+        seq,
+        record["activation_checkpointing"],
+        record["compile"] == "1",
+        record["float8"] not in ("no", ""),
+        record["async_tp"] == "1",
+    )
+
+
+@dataclass
+class Titan:
+    """Prices rows; keeps captured programs."""
+
+    data: Data
+    module: Any
+    _programs: dict[tuple[Case, int], DeviceProgram] = field(default_factory=dict[tuple[Case, int], DeviceProgram])
+
+    def step(self, record: Record) -> Cost:
+        """A step of a row."""
+        case, pp = case_of(record), whole(record, "pp")[0]
+        device = _DEVICES[record["gpu"]]
+        three, four = (self._cost(case, layers, device) for layers in (3, 4))
+        layer = four.plus(three, -1.0)
+        if pp == 1:
+            return three.plus(layer, _LAYERS[case.size] - 3)
+        own = math.ceil(_LAYERS[case.size] / pp)
+        rest = three.plus(layer, -3)
+        stage = Cost(own * layer.time, rest.nbytes / 2 + pp * own * layer.nbytes)
+        bubble = (pp - 1) / (CHUNKS if record["schedule"].startswith("interleaved") else 1)
+        return Cost((pp + bubble) * stage.time, stage.nbytes)
+
+    def _cost(self, case: Case, layers: int, device: str) -> Cost:
+        program = self._program(case, layers)
+        program = run_passes(program, default_passes(program.exec_model, recorded=True))
+        system = self.data.catalogue.resolve(f"{device}:{program.num_devices}")
+        program = with_flash2(program, system.device, self.data.choice)
+        casts = 0.0
+        if case.float8:
+            program, shapes = in_float8(program)
+            rows = [kernel_specs.elementwise(system.device, "bf16", int(elements)) for elements in shapes]
+            casts = float(price(KernelTable.of(rows), system.device, self.data.choice).estimates.time_s.sum())
+            casts *= CASTS * CAST_BYTES / 4
+        found = predict_device_program(program, system, Settings(self.data.choice, {}), case.size)
+        times = np.array([found.step_time_s, found.step_time_low_s, found.step_time_high_s])
+        hidden = found.exposed_by_axis_s.get("tp", 0.0) * (1 - 1 / case.tp) if case.overlapped else 0.0
+        return Cost(times + casts - hidden, float(found.peak_memory_bytes))
+
+    def _program(self, case: Case, layers: int) -> DeviceProgram:
+        key = replace(case, float8=False, overlapped=False)
+        if (key, layers) not in self._programs:
+            self._programs[key, layers] = self._capture(key, layers)
+        return self._programs[key, layers]
+
+    def _capture(self, case: Case, layers: int) -> DeviceProgram:
+        from stablecast.frontends.torch import capture_torch
+
+        module = self.module
+        mesh = {"dp": case.dp} | ({"tp": case.tp} if case.tp > 1 else {})
+
+        def build(mesh: Any) -> Any:
+            return module.build_mixed(mesh, case.size, layers=layers, vocab=VOCAB, recompute=case.recompute)
+
+        step: Any = module.split_loss_step if case.tp > 1 else module.step
+        workload = capture_torch(build, step, lambda: module.inputs(case.batch, case.seq), mesh=mesh)
+        program = read(workload.modules[0].data, _SCRIPT)
+        target = Target("cuda", TF32_ARITHMETIC, False, "inductor" if case.compiled else "eager")
+        launches = None if case.compiled else workload.launches
+        lowered = lower(program, target, launches=launches, schedule=workload.schedule)
+        return lowered if lowered.meshes else replace(lowered, meshes=workload.meshes)
+
+
+def with_flash2(program: DeviceProgram, device: Device, choice: Choice) -> DeviceProgram:
+    """`program` with attention no faster than FlashAttention-2: as many more heads as make the shipped rate as slow."""
+    table = program.table
+    times = price(table, device, choice).estimates.time_s
+    power = (device.tdp_w.value / FULL_WATTS) ** (1 / 3) if device.tdp_w else 1.0
+    rate = device.peak("bf16").value * FLASH_SHARE * power
+    rows = [
+        replace(row, hq=round(row.hq * max(_attention_flops(row) / rate / float(time), 1.0)))
+        if row.klass == KernelClass.ATTENTION
+        else row
+        for row, time in zip(table.rows, times, strict=True)
+    ]
+    return replace(program, table=KernelTable(tuple(rows), table.count, table.bodies))
+
+
+def _attention_flops(row: KernelRow) -> float:
+    """FLOPs as the FlashAttention papers count them: half under a causal mask, 2.5 times as many backward."""
+    forward = 4.0 * row.batch * row.hq * row.sq * row.skv * row.d * (0.5 if row.causal else 1.0)
+    return forward * (2.5 if row.direction == "bwd" else 1.0)
+
+
+def in_float8(program: DeviceProgram) -> tuple[DeviceProgram, list[float]]:
+    """`program` with the products of layers in 8 bits, and the elements of every operand that is cast, by run."""
+    table = program.table
+    changed = [_narrow(row) for row in table.rows]
+    runs: list[float] = []
+    for node in program.body:
+        if isinstance(node, Kernel) and changed[node.row] is not table.rows[node.row]:
+            row = table.rows[node.row]
+            runs.append(float(row.batch * (row.m * row.k + row.k * row.n)))
+    return replace(program, table=KernelTable(tuple(changed), table.count, table.bodies)), runs
+
+
+def _narrow(row: KernelRow) -> KernelRow:
+    """A product of a layer with 8-bit operands; the output layer stays, as TorchTitan leaves it."""
+    sizes = (row.m, row.n, row.k)
+    if row.klass != KernelClass.MATMUL or row.math != "bf16" or min(sizes) < 256 or any(_is_vocab(n) for n in sizes):
+        return row
+    operands = row.batch * (row.m * row.k + row.k * row.n)
+    return replace(row, math="fp8_e4m3", in_dtype="f8E4M3FN", bytes_read=max(row.bytes_read - operands, operands))
+
+
+def _is_vocab(size: int) -> bool:
+    return size >= VOCAB // 8 and VOCAB % size == 0
+
+
+def torchtitan(data: Data) -> list[Row]:
+    """Every row without context parallelism."""
+    records = data.read(_FILE)
+    if data.examples is None:
+        data.notes.append("torchtitan: the example programs are not at hand")
+        return []
+    try:
+        model = Titan(data, load_module(data.examples / _SCRIPT))
+    except StablecastError as error:
+        data.notes.append(f"torchtitan is left out: {error.message}")
+        return []
+    rows: list[Row] = []
+    errors: list[float] = []
+    for record in records:
+        if record["cp"] != "1":
+            data.notes.append(f"torchtitan: {_item(record)} is left out: context parallelism")
+            continue
+        try:
+            cost = model.step(record)
+        except InputError as error:
+            data.notes.append(f"torchtitan: {_item(record)} is left out: {error.message}")
+            continue
+        rows.append(_row(record, cost))
+        if record["memory_gib"]:
+            errors.append(cost.nbytes / 2**30 / number(record, "memory_gib") - 1)
+    data.notes += [memory_note(errors)] if errors else []
+    return rows
+
+
+def memory_note(errors: Sequence[float]) -> str:
+    """The errors of the peak memory in words."""
+    size = np.abs(errors)
+    return (
+        f"torchtitan, peak memory of {len(size)} rows: median error {np.median(size):.1%}, "
+        f"{np.mean(size <= 0.1):.0%} within 10 %, from {min(errors):+.0%} to {max(errors):+.0%}"
+    )
+
+
+def _item(record: Record) -> str:
+    split = " ".join(f"{name}{record[name]}" for name in ("fsdp", "tp", "pp", "cp") if record[name] != "1")
+    how = "compiled" if record["compile"] == "1" else "eager"
+    marks = [f"float8 {record['float8']}"] if record["float8"] not in ("no", "") else []
+    marks += ["async tp"] if record["async_tp"] == "1" else []
+    marks += [record["schedule"]] if record["schedule"] else []
+    sizes = f"b{record['local_batch']} s{record['seq_len']}"
+    return ", ".join([f"{record['model']} {split} {sizes} on {record['gpus']}", how, *marks])
+
+
+def _row(record: Record, cost: Cost) -> Row:
+    batch, seq, tp, pp = whole(record, "local_batch", "seq_len", "tp", "pp")
+    measured = batch * seq / (tp * pp) / number(record, "tokens_per_s_per_gpu")
+    time, low, high = (float(value) for value in cost.time)
+    return Row(
+        "torchtitan",
+        _item(record),
+        _DEVICES[record["gpu"]],
+        measured,
+        time,
+        low,
+        high,
+        group=record["model"],
+        path="program",
+        basis="program",
+    )
