@@ -10,6 +10,7 @@ from stablecast.lowering.attention_shape import AttentionShape, attention_row
 from stablecast.lowering.categories import Category
 from stablecast.lowering.graph import Graph
 from stablecast.lowering.group import Group
+from stablecast.lowering.library_attention import library_attention
 from stablecast.lowering.products import Arithmetic, conv_shape, math_mode, matmul_shape, wider
 from stablecast.lowering.traffic import Traffic
 
@@ -121,6 +122,9 @@ def _row(graph: Graph, group: Group, done: Traffic, arithmetic: Arithmetic) -> K
     if kind in (Category.LOOP, Category.GENERATOR):
         return KernelRow(klass=_loop_class(graph, group, done), **common)
     op = graph.ops[hero]
+    attention = library_attention(op) if graph.works[hero].klass is KernelClass.ATTENTION else None
+    if attention is not None:
+        return _attention_row(graph, group, attention, common, arithmetic)
     return KernelRow(klass=graph.works[hero].klass, label=op.attrs.get("call_target_name", op.name), **common)
 
 
@@ -128,6 +132,8 @@ def _attention_row(
     graph: Graph, group: Group, shape: AttentionShape, common: dict[str, Any], arithmetic: Arithmetic
 ) -> KernelRow:
     products = [node for node in sorted(group.members) if graph.categories[node] is Category.MATMUL]
+    if not products and graph.categories[hero_of(graph, group)] is Category.HERO:
+        products = [hero_of(graph, group)]
     math = "vector"
     if products:
         op = graph.ops[products[0]]

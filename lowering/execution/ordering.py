@@ -25,9 +25,12 @@ def single(plan: Plan) -> None:
     plan.groups = {node: group_of(plan.graph, [node]) for node, live in enumerate(plan.graph.live) if live}
 
 
-@plan_pass(ORDER, "kernels by the place of their last op, each after all that it reads")
+@plan_pass(ORDER, "kernels as their producer ordered them, else by place, what frees memory first")
 def order(plan: Plan) -> None:
-    plan.ordered = plan.merger().ordered()
+    if plan.ready_made:
+        plan.ordered = [plan.groups[last] for last in sorted(plan.groups)]
+    else:
+        plan.ordered = plan.merger().ordered()
 
 
 def group_of(graph: Graph, nodes: list[int], roots: list[int] | None = None) -> Group:
