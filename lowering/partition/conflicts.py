@@ -5,7 +5,8 @@ follow their result. Runs in the child, between propagation and the collectives:
 that no conflict is left.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from stablecast.ir import mlir
@@ -20,17 +21,30 @@ _ELEMENTWISE = frozenset(
     )
 )
 _CONSTRAINTS = frozenset({"sdy.sharding_constraint", "sdy.reshard"})
-Dims = list[list[str]]
-"""Axes of each dimension of one tensor, major to minor."""
+Dims = list[list[Any]]
+"""Axes, or parts of them, of each dimension of one tensor, major to minor."""
 
 
 def settle(module: Any) -> None:
     """Puts reshards before the ops in `module` that need them."""
+    sizes = _sizes(module)
     for op in mlir.walk(module):
         if op.name in _PRODUCTS:
-            _settle(op)
+            _settle(op, sizes)
         elif op.name in _ELEMENTWISE:
             _follow(op)
+
+
+def _sizes(module: Any) -> dict[str, dict[str, int]]:
+    """Axis sizes of each mesh of the module, by its reference."""
+    from jaxlib.mlir.dialects import sdy
+
+    found: dict[str, dict[str, int]] = {}
+    for view in module.body.operations:
+        if view.operation.name == "sdy.mesh":
+            axes = [sdy.MeshAxisAttr(axis) for axis in sdy.MeshAttr(view.operation.attributes["mesh"]).axes]
+            found["@" + view.operation.attributes["sym_name"].value] = {axis.name: axis.size for axis in axes}
+    return found
 
 
 def _follow(op: Any) -> None:
@@ -54,8 +68,8 @@ def decide(lhs: Dims, rhs: Dims, result: Dims, roles: "Roles") -> tuple[Dims, Di
 
     By axis: one that splits a batch dimension of the result and of one operand splits that of the other too; one that
     splits a free dimension of the result and of its operand is gathered in the other, and moves there where the other
-    is whole; one that does not split the result, but a free dimension here and a contracted one there, is gathered in
-    both. Sums over a contracted dimension stay as they are.
+    is whole; one that does not split the result, but a contracted dimension of one operand only, is gathered. Sums over
+    a dimension that both operands are split along stay as they are.
     """
     axes = dict.fromkeys(axis for dims in (lhs, rhs, result) for dim in dims for axis in dim)
     new: tuple[Dims, Dims] = [[] for _ in lhs], [[] for _ in rhs]
@@ -70,7 +84,7 @@ def decide(lhs: Dims, rhs: Dims, result: Dims, roles: "Roles") -> tuple[Dims, Di
     return new
 
 
-def _place(dims: Dims, axis: str) -> int | None:
+def _place(dims: Dims, axis: Any) -> int | None:
     return next((place for place, held in enumerate(dims) if axis in held), None)
 
 
@@ -100,31 +114,67 @@ class Roles:
 
     def _whole(self, left: int | None, right: int | None) -> tuple[int | None, int | None] | None:
         """For an axis that does not split the result."""
+        summed = {pair[0] for pair in self._contracted}, {pair[1] for pair in self._contracted}
+        if (right is None and left in summed[0]) or (left is None and right in summed[1]):
+            return None, None
         if left is None or right is None or (left, right) in self._contracted:
             return left, right
         free = left in self._free[0], right in self._free[1]
         return (None, None) if any(free) and not all(free) else None
 
 
-def _settle(op: Any) -> None:
+def _settle(op: Any, sizes: Mapping[str, Mapping[str, int]]) -> None:
     ir = mlir.bindings()
     values = [*op.operands, op.results[0]]
     held = [_sharding(value) for value in values]
-    if all(sharding is None for sharding, _ in held):
+    known = next((sharding for sharding, _ in held if sharding is not None), None)
+    if known is None:
         return
-    before: list[Dims] = []
-    for (sharding, manual), value in zip(held, values, strict=True):
-        split = _dims(sharding, manual, ir.ShapedType(value.type).rank)
-        if split is None:
-            return
-        before.append(split)
+    refs = [
+        _refs(sharding, manual, ir.ShapedType(value.type).rank)
+        for (sharding, manual), value in zip(held, values, strict=True)
+    ]
+    mesh = sizes.get(str(known.mesh_or_ref), {})
+    if any(name not in mesh for dims in refs for dim in dims for name, _, _ in dim):
+        return
+    cuts = _cuts(refs, mesh)
+    before = [[[piece for ref in dim for piece in _pieces(ref, mesh, cuts)] for dim in dims] for dims in refs]
     made = decide(before[0], before[1], before[2], _roles(op))
     if made is None or list(made) == before[:2]:
         return
-    known = next(sharding for sharding, _ in held if sharding is not None)
     for place, (old, new) in enumerate(zip(before, made, strict=False)):
         if old != new:
-            _reshard(op, place, known, [[f'"{axis}"' for axis in axes] for axes in new])
+            _reshard(op, place, known, [_written(axes, mesh) for axes in new])
+
+
+Piece = tuple[str, int, int]
+"""An axis or a part of it: its name, the parts before it, its own size; size 0 for the whole axis."""
+
+
+def _cuts(refs: Sequence[Sequence[Sequence[Piece]]], mesh: Mapping[str, int]) -> dict[str, list[int]]:
+    """Where the tensors of an op cut each axis, in order."""
+    cuts: dict[str, set[int]] = {}
+    for name, before, size in (ref for dims in refs for dim in dims for ref in dim):
+        cuts.setdefault(name, {1, mesh[name]}).update((before, before * size) if size else ())
+    return {name: sorted(places) for name, places in cuts.items()}
+
+
+def _pieces(ref: Piece, mesh: Mapping[str, int], cuts: Mapping[str, list[int]]) -> list[Piece]:
+    name, before, size = ref
+    end = before * size if size else mesh[name]
+    places = [place for place in cuts[name] if before <= place <= end]
+    return [(name, low, high // low) for low, high in pairwise(places)]
+
+
+def _written(pieces: Sequence[Piece], mesh: Mapping[str, int]) -> list[str]:
+    """Pieces as an attribute has them, neighbours that belong together as one."""
+    joined: list[Piece] = []
+    for name, before, size in pieces:
+        if joined and joined[-1][0] == name and joined[-1][1] * joined[-1][2] == before:
+            _, first, length = joined.pop()
+            before, size = first, length * size
+        joined.append((name, before, size))
+    return [f'"{name}"' if size == mesh[name] else f'"{name}":({before}){size}' for name, before, size in joined]
 
 
 def _reshard(op: Any, place: int, known: Any, dims: Sequence[Sequence[str]]) -> None:
@@ -148,20 +198,26 @@ def _axes(sharding: Any, rank: int) -> list[list[str]]:
     return [[str(axis).removeprefix("#sdy<axis_ref").removesuffix(">") for axis in entry.axes] for entry in entries]
 
 
-def _dims(sharding: Any, manual: Sequence[str], rank: int) -> Dims | None:
-    """The axes of each dimension; None where parts of axes, or several axes of one dimension, are involved."""
+def _refs(sharding: Any, manual: Sequence[str], rank: int) -> list[list[Piece]]:
+    """The axes of each dimension that are not manual."""
     if sharding is None:
         return [[] for _ in range(rank)]
     from jaxlib.mlir.dialects import sdy
 
-    dims: Dims = []
+    dims: list[list[Piece]] = []
     for entry in sharding.dimension_shardings:
         axes = [sdy.AxisRefAttr(axis) for axis in sdy.DimensionShardingAttr(entry).axes]
-        free = [axis for axis in axes if axis.name not in manual]
-        if len(free) > 1 or any(axis.sub_axis_info is not None for axis in free):
-            return None
-        dims.append([axis.name for axis in free])
+        dims.append([_ref(axis) for axis in axes if axis.name not in manual])
     return dims
+
+
+def _ref(axis: Any) -> Piece:
+    from jaxlib.mlir.dialects import sdy
+
+    if axis.sub_axis_info is None:
+        return axis.name, 1, 0
+    info: Any = sdy.SubAxisInfoAttr(axis.sub_axis_info)
+    return axis.name, info.pre_size, info.size
 
 
 def _sharding(value: Any) -> tuple[Any, Sequence[str]]:

@@ -12,7 +12,11 @@ REDUCTIONS = frozenset({"add", "maximum", "minimum", "multiply", "and", "or", "x
 
 
 def all_gather(site: Site) -> list[Op]:
-    """One gather a dimension, the last dimension first, as XLA's partitioner makes them."""
+    """One gather a dimension, the last dimension first, as XLA's partitioner makes them; constants are made whole."""
+    maker = site.producer(site.op.operands[0])
+    if maker is not None and maker.name in ("sdy.constant", "stablehlo.constant"):
+        name, types, results = "stablehlo.constant", site.result_local, site.op.results
+        return [site.builder.op(name, (), (), types, maker.attrs, results=results, location=site.op.location)]
     gathered: Sequence[tuple[Axis, ...]] = site.op.attrs["gathering_axes"]
     return _by_dimension(site, gathered, "all_gather", "all_gather_dim", grow=True)
 
