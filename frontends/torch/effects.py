@@ -166,7 +166,10 @@ def copy(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> Any:
         (made,) = rec.emit("aten.copy.default", (None, value), (spec,))
         assert made is not None
         value = made
-    rec.aliases.write(rec.alias(target), value)
+    alias = rec.alias(target)
+    rec.aliases.write(alias, value)
+    if rec.copies is not None:
+        rec.copies.setdefault(id(alias.storage), []).append(len(rec.calls))
     rec.call(info, args, kwargs, out)
     return out
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from stablecast.frontends.torch import private
 from stablecast.frontends.torch.graph import Ref, Spec
 from stablecast.frontends.torch.private import process_group_name, torch
 
@@ -180,6 +181,13 @@ def wait(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> Any:
     return _finish(rec, info, args, kwargs, out)
 
 
+def wrap(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> Any:
+    """A collective's result on its way: eager waits for it at the first use."""
+    rec.alias(args[0])
+    out = private.in_flight(args[0])
+    return _finish(rec, info, args, kwargs, out)
+
+
 def shard_dim_all_to_all(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> Any:
     source, gather_dim, shard_dim, name = args
     group = process_group_name(name)
@@ -277,7 +285,7 @@ _HANDLERS: Mapping[str, Callable[..., Any]] = {
     "_c10d_functional.broadcast": functional("broadcast"),
     "_c10d_functional.broadcast_": functional("broadcast"),
     "_c10d_functional.wait_tensor": wait,
-    "_c10d_functional._wrap_tensor_autograd": wait,
+    "_c10d_functional._wrap_tensor_autograd": wrap,
     "_c10d_functional.isend": isend,
     "_dtensor.shard_dim_alltoall": shard_dim_all_to_all,
     "fsdp.all_gather_copy_in": copy_in,

@@ -114,6 +114,11 @@ def group_ranks(name: str) -> tuple[int, ...]:
     return tuple(c10d.get_process_group_ranks(c10d._resolve_process_group(name)))
 
 
+def in_flight(tensor: Any) -> Any:
+    """The result of a collective that nobody has waited for."""
+    return load("torch.distributed._functional_collectives").AsyncCollectiveTensor(tensor)
+
+
 def fake_process_group(rank: int, world: int) -> None:
     """A process group of `world` ranks that answers at once and moves nothing."""
     dist = load("torch.distributed")
@@ -252,7 +257,7 @@ def engine_patches(mode: Any) -> list[tuple[Any, str, Any]]:
     return [(graph, "_engine_run_backward", run), (torch.autograd, "_engine_run_backward", run)]
 
 
-def ddp_patches() -> list[tuple[Any, str, Any]]:
+def ddp_patches(recorder: Any) -> list[tuple[Any, str, Any]]:
     """(owner, name, stand-in): `DistributedDataParallel` under a fake process group.
 
     Nothing is checked or sent between ranks at construction; the fake group's work has no future, so a hook reduces
@@ -261,15 +266,21 @@ def ddp_patches() -> list[tuple[Any, str, Any]]:
     dist = load("torch.distributed")
     ddp = load("torch.nn.parallel").DistributedDataParallel
     original, assign, register = ddp.__init__, dist._compute_bucket_assignment_by_size, ddp.register_comm_hook
-    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 << 20]
+    helper = ddp._ddp_init_helper
+    limits: list[int] = []
+
+    def set_up(self: Any, *args: Any, **kwargs: Any) -> None:
+        config = self._bucket_config
+        first, each = config.first_bucket_bytes_cap, config.bucket_bytes_cap
+        limits[:] = list(config.per_bucket_bytes_caps or ()) or ([first, each] if first < each else [each])
+        helper(self, *args, **kwargs)
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        cap = kwargs.get("bucket_cap_mb")
-        limits[1] = int((25 if cap is None else cap) * (1 << 20))
         original(self, *args, **{**kwargs, "init_sync": False})
         # torch accepts a hook's annotations only if they are its own classes
         _reduce_bucket.__annotations__.clear()
-        register(self, self.process_group, _reduce_bucket)
+        recorder.copies = {}
+        register(self, (self.process_group, recorder), _reduce_bucket)
 
     def hook(self: Any, state: Any, function: Any) -> None:
         raise ToolError(
@@ -283,14 +294,16 @@ def ddp_patches() -> list[tuple[Any, str, Any]]:
 
     return [
         (ddp, "__init__", init),
+        (ddp, "_ddp_init_helper", set_up),
         (ddp, "register_comm_hook", hook),
         (dist, "_compute_bucket_assignment_by_size", buckets),
     ]
 
 
-def _reduce_bucket(group: Any, bucket: Any) -> Any:
+def _reduce_bucket(held: Any, bucket: Any) -> Any:
+    group, recorder = held
     tensor = bucket.buffer()
-    tensor.div_(group.size())
+    recorder.scale_copied(tensor, lambda: tensor.div_(group.size()))
     load("torch.distributed").all_reduce(tensor, group=group, async_op=True)
     future = torch.futures.Future()
     future.set_result(tensor)
@@ -342,4 +355,9 @@ def dtensor_patches(recorder: Any) -> list[tuple[Any, str, Any]]:
         finally:
             recorder.paused -= 1
 
-    return [(propagator, "_propagate_tensor_meta_non_cached", propagate)]
+    collectives = load("torch.distributed._functional_collectives")
+    # torch takes fake tensors for tracing, and would then wait at once where eager waits at the first use
+    return [
+        (propagator, "_propagate_tensor_meta_non_cached", propagate),
+        (collectives, "_are_we_tracing", lambda: False),
+    ]

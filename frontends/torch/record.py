@@ -76,7 +76,7 @@ class Recorder(TorchDispatchMode):
     """Records the ops that run under it.
 
     `graph`: the functional nodes. `calls`: the ops as dispatched. `inputs`: tensors that were there before. `syncs`:
-    calls after which the host waits. `strict`: a value read on the host by user code is an error.
+    calls after which the host waits. `copies`: storage -> calls that copied into it, where DDP is in use.
     """
 
     _number = 0
@@ -99,6 +99,7 @@ class Recorder(TorchDispatchMode):
         self.constants: list[Any] = []
         self.paused = 0
         self.timeline: Any = None
+        self.copies: dict[int, list[int]] | None = None
         self._place = 0
         self._infos: dict[Any, OpInfo] = {}
         self._plain = {torch.Tensor, FakeTensor, torch.nn.Parameter, torch.nn.Buffer}
@@ -301,6 +302,19 @@ class Recorder(TorchDispatchMode):
             stream = self.timeline.current.number
             self.timeline.issued(stream, len(self.calls))
         self.calls.append(Call(info.full, shapes, dtypes, results, stream, self._place, info.is_view, host, group))
+
+    def scale_copied(self, tensor: Any, scale: Callable[[], Any]) -> None:
+        """`scale` a bucket of DDP, whose reducer scales gradients as it copies them in: no launch of its own."""
+        storage = self.alias(tensor).storage
+        first, nodes = len(self.calls), len(self.graph.nodes)
+        scale()
+        copied = (self.copies or {}).pop(id(storage), [])
+        if copied and copied[-1] == first - 1:
+            del self.calls[first:]
+            for node in self.graph.nodes[nodes:]:
+                node.launch = first - 1
+            for number in copied:
+                self.calls[number] = self.calls[number]._replace(op="aten.mul.out")
 
     def note(self, text: str) -> None:
         """An assumption that the capture rests on."""

@@ -53,7 +53,7 @@ class Session:
             replaced += private.foreach_patches() + private.flex_patches()
         if self.axes:
             private.fake_process_group(self.rank, self.world)
-            replaced += private.mesh_patches() + private.ddp_patches() + private.pipeline_patches()
+            replaced += private.mesh_patches() + private.ddp_patches(self.recorder) + private.pipeline_patches()
             replaced += private.dtensor_patches(self.recorder)
         with contextlib.ExitStack() as stack:
             if self.axes:
