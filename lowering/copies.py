@@ -71,4 +71,6 @@ def _kernel(node: Node, copy: Copy, add_row: AddRow) -> Kernel:
         launches=copy.launches,
         label="layout copy",
     )
-    return Kernel(add_row(row), (), copy.launches, node.scope, node.location)
+    held = int(copy.nbytes) if copy.before else node.held_bytes
+    ahead = isinstance(node, Kernel | Collective) and node.ahead
+    return Kernel(add_row(row), (), copy.launches, node.scope, node.location, held_bytes=held, ahead=ahead)

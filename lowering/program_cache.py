@@ -21,7 +21,7 @@ from stablecast.ir.device_program import DeviceProgram
 from stablecast.ir.errors import InputError
 from stablecast.ir.program_json import device_program_of_json, device_program_to_json
 
-FORMAT = 3
+FORMAT = 4
 MAX_ENTRIES = 256
 _ROOMS = ("ir", "lowering")
 

@@ -11,6 +11,7 @@ from stablecast.ir.errors import InputError
 from stablecast.ir.groups import over_axes
 from stablecast.ir.kernels import KernelClass, KernelRow, KernelTable
 from stablecast.ir.work import SymbolicWork
+from stablecast.lowering.copies import Copy, with_copies
 from stablecast.lowering.passes import default_passes, find_pass, illegal, pass_names, pass_summaries, run_passes
 from stablecast.lowering.passes import registry as registered
 from stablecast.lowering.passes.body import peak_bytes
@@ -146,6 +147,14 @@ def test_a_gather_runs_beside_the_layer_before() -> None:
     every = run_passes(program(*fsdp(4)), ["all-gather-reorder"])
     assert kinds(every.body) == ["all_gather"] * 4 + ["Kernel"] * 4
     assert kinds(run_passes(program(*fsdp(4)), ["fsdp-prefetch=0"]).body) == kinds(tuple(fsdp(4)))
+
+
+def test_copies_around_gathers_go_with_them() -> None:
+    trip = with_copies((cut(), gather(0), matmul(1), matmul(2)), {1: Copy(1, 8.0 * MB, before=True)}, lambda _: SMALL)
+    changed = run_passes(program(cut(), Loop(trip, 7, deps=(0,)), matmul(1)), ["fsdp-prefetch=1"])
+    turned = next(node for node in changed.body if isinstance(node, Loop))
+    assert kinds(turned.body)[:3] == ["Kernel", "Kernel", "all_gather"]
+    assert turned.count == 6
 
 
 def test_gathers_ahead_hold_memory() -> None:
