@@ -342,7 +342,10 @@ class Session:
         program = self.device_program(system.device)
         system = self._placed(program, system)
         choice, timeline = parse_choice(self.options.backend), self.options.timeline
-        settings = Settings(choice, self.options.conventions.loops, timeline.settings)
+        streams = timeline.settings
+        if self.traces() is not None and program.exec_model == "as-written":
+            streams = replace(streams, overlap="all", starts="free", comm_streams="one")
+        settings = Settings(choice, self.options.conventions.loops, streams)
         if timeline.pipeline:
             plan = pipeline_plan(timeline, program)
             made = predict_pipeline(self.scheduled(program), system, settings, self.name, plan)

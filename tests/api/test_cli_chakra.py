@@ -174,3 +174,15 @@ def test_roles_of_a_workload(reduce: str) -> None:
     assert [(role.name, role.ranks) for role in report.roles] == [(f"rank{rank}", 1) for rank in range(4)]
     times = [role.exact_compute_s for role in report.roles]
     assert times[3] == pytest.approx(2 * times[0])
+
+
+def test_collectives_of_other_tools_run_beside_kernels(tmp_path: Path) -> None:
+    """Traces say by dependencies what must wait; nothing else does, as in ASTRA-sim."""
+    for rank in range(8):
+        with TraceWriter(tmp_path / f"t.{rank}.et") as writer:
+            writer.write(comp_node(0, "COMP_NODE_a", 10**12, 1000))
+            writer.write(collective_node(1, "COMM_COLL_NODE_b", CollectiveType.ALL_REDUCE, 10**8, deps=(0,)))
+            writer.write(comp_node(2, "COMP_NODE_c", 10**13, 1000, deps=(0,)))
+    prediction = stablecast.predict(tmp_path / "t", on="h100-sxm")
+    assert prediction.exposed_communication_s == pytest.approx(0.0, abs=1e-12)
+    assert any("every collective overlaps" in note for note in prediction.assumptions)
