@@ -104,18 +104,22 @@ class Liveness:
         return -(-self.graph.types[value].nbytes // self.granule) * self.granule
 
     def _reused(self, group: Group, held: int) -> int:
-        """Bytes of results that take the place of operands as large, which are read for the last time here.
+        """Bytes of results that take the place of operands of the same type, which are read for the last time here.
 
-        Element-wise kernels only: each element is read before it is overwritten.
+        Element-wise kernels only: each element is read before it is overwritten. XLA takes over no buffer that is seen
+        under another shape.
         """
         graph = self.graph
         if not held or group.hero >= 0 or group.rows or group.block:
             return 0
+        results = [graph.types[value] for root in group.roots for value in graph.outputs[root] if value in self._last]
         free = 0
         for value in group.reads:
             producer = graph.producer[value]
             kept = producer == EXTERNAL and value not in self.residents.donated
-            if not kept and self._last.get(value) == self._index and graph.types[value].elements == group.extent:
+            kind = graph.types[value]
+            if not kept and self._last.get(value) == self._index and kind in results:
+                results.remove(kind)
                 free += self._size(value)
         return min(free, held)
 
