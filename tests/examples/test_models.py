@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -112,3 +113,22 @@ def test_main_prints_a_falling_loss(example: Example, name: str, capsys: pytest.
     losses = [float(line.split()[3]) for line in capsys.readouterr().out.splitlines()]
     assert losses == sorted(losses, reverse=True)
     assert np.isfinite(losses).all()
+
+
+def test_llama_tpu_parameters(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Meta's model cards have."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    published = {"8b": 8_030_261_248, "70b": 70_553_706_496, "405b": 405_853_388_800}
+    llama = example("llama_tpu")
+    assert {size: parameters(llama.make_args(size)[0]) for size in published} == published
+
+
+@pytest.mark.slow
+def test_llama_tpu_loss_of_random_weights(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    llama = example("llama_tpu")
+    llama.SIZES["tiny"] = (256, 2, 2, 1, 512)
+    shapes, tokens = llama.make_args("tiny", batch=2, seq=16, vocab=64)
+    text = jnp.arange(32, dtype=jnp.int32).reshape(2, 16) % 64
+    _, loss = llama.train_step(llama.init(shapes), dict.fromkeys(tokens, text))
+    assert float(loss) == pytest.approx(np.log(64), rel=0.1)

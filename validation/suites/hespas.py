@@ -35,11 +35,16 @@ _MILLI: Final = 1e-3
 
 def run(data: Data) -> list[Row]:
     """Every measured step whose program is at hand."""
+    tables = ("hespas/refs/resnet_train.csv", "hespas/refs/llama3_train.csv", "hespas/refs/tpuv3_llama3.csv")
+    return [*table(data, *tables), *_fixture(data, _peers(data))]
+
+
+def table(data: Data, *paths: str) -> list[Row]:
+    """The steps of some of the tables."""
     peers = _peers(data)
     programs: dict[tuple[str, int, str], DeviceProgram | None] = {}
     rows: list[Row] = []
-    tables = ("hespas/refs/resnet_train.csv", "hespas/refs/llama3_train.csv", "hespas/refs/tpuv3_llama3.csv")
-    for record in (record for path in tables for record in data.read(path)):
+    for record in (record for path in paths for record in data.read(path)):
         device, count, platform = _SYSTEMS.get(record["system"], ("", 0, ""))
         if not device:
             continue
@@ -49,7 +54,7 @@ def run(data: Data) -> list[Row]:
         found = programs[key]
         if found is not None:
             rows.append(_row(data, found, record, device, count, peers))
-    return [*rows, *_fixture(data, peers)]
+    return rows
 
 
 def _fixture(data: Data, peers: Mapping[tuple[str, str], Record]) -> list[Row]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from stablecast.ir.errors import InputError, near_names
-from stablecast.validation.suites import collectives, hespas, kernels, megatron, neusight, titan
+from stablecast.validation.suites import collectives, hespas, kernels, megatron, neusight, titan, tpu_steps
 from stablecast.validation.suites.base import Data, Row, Suite
 
 SUITES: Final[Mapping[str, Suite]] = {
@@ -71,9 +71,17 @@ SUITES: Final[Mapping[str, Suite]] = {
             held_out=True,
             path="program",
         ),
+        Suite(
+            "tpu-steps",
+            "TPU training steps: Llama on TPU v7x and v3",
+            tpu_steps.run,
+            "github.com/AI-Hypercomputer/tpu-recipes, github.com/imec-int/hespas",
+            held_out=True,
+            path="program",
+        ),
     )
 }
-PLANNED: Final = ("tpu-steps", "timm")
+PLANNED: Final = ("timm",)
 """Suites that need captured models first."""
 
 
