@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from stablecast.backends.collectives import AUTO
 from stablecast.backends.device import System
 from stablecast.backends.placement import dims_of
 from stablecast.backends.predictor import PREDICTED
@@ -25,6 +26,7 @@ class TimelineOptions:
     axis -> network dimensions, for axes that should not lie innermost first. `pipeline`: schedule of its micro-batches,
     empty for the one that the program is written in. `speeds`: of ranks that are slower or faster than the others.
     `collectives`: `calibrated` or `astra-sim`. `incast`: what the busiest receiver of an all-to-all gets over the mean.
+    `algorithm`: of collectives, for those that can go by it.
     """
 
     contention: bool = True
@@ -34,6 +36,7 @@ class TimelineOptions:
     speeds: Mapping[int, float] = field(default_factory=dict[int, float])
     collectives: str = "calibrated"
     incast: float = 1.0
+    algorithm: str = AUTO
 
     @property
     def settings(self) -> ScheduleSettings:
@@ -43,7 +46,9 @@ class TimelineOptions:
         if not 1.0 <= self.incast < float("inf"):
             raise InputError(f"--incast {self.incast:g}: the busiest receiver gets at least the mean", "1 or more")
         contention = PREDICTED.contention if self.contention else None
-        return replace(PREDICTED, contention=contention, collectives=self.collectives, incast=self.incast)
+        return replace(
+            PREDICTED, contention=contention, collectives=self.collectives, incast=self.incast, algorithm=self.algorithm
+        )
 
 
 def pipeline_plan(options: TimelineOptions, program: DeviceProgram) -> PipelinePlan:

@@ -91,6 +91,9 @@ Incast = Annotated[
     float,
     typer.Option("--incast", help="What the busiest receiver of an all-to-all gets over the mean (uneven routing)."),
 ]
+Algorithm = Annotated[
+    str, typer.Option("--algorithm", help="Of every collective that can go by it: ring, themis, ... (see collective).")
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with 3 where the prediction does not fit or is incomplete.")
 ]
@@ -173,13 +176,16 @@ class TimelineChoices:
     slow: Slow = field(default_factory=list[str])
     collectives: Collectives = "calibrated"
     incast: Incast = 1.0
+    algorithm: Algorithm = "auto"
 
     def options(self) -> "TimelineOptions":
         """The same for a session."""
         from stablecast._timeline import TimelineOptions, parse_map, parse_speeds
 
         passes, placed, speeds = pass_texts(self.passes), parse_map(self.placed), parse_speeds(self.slow)
-        return TimelineOptions(self.contention, passes, placed, self.pipeline, speeds, self.collectives, self.incast)
+        return TimelineOptions(
+            self.contention, passes, placed, self.pipeline, speeds, self.collectives, self.incast, self.algorithm
+        )
 
 
 def pass_texts(given: list[str]) -> tuple[str, ...] | None:

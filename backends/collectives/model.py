@@ -13,7 +13,7 @@ a share of the data.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Final
 
@@ -79,6 +79,14 @@ class CollectiveModel:
             collective.kind, collective.groups, np.array([float(collective.message_bytes)])
         )
         return CollectiveEstimate(float(time[0]), float(low[0]), float(high[0]), algorithm)
+
+    def can(self, collective: Collective) -> bool:
+        """Whether the collective can go by the algorithm that was named."""
+        try:
+            self.estimate(replace(collective, operand_bytes=1 << 20, result_bytes=1 << 20))
+        except InputError:
+            return False
+        return True
 
     def times(self, kind: str, groups: Groups, nbytes: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, str]:
         """Seconds, low, high for messages of `nbytes` each, and the algorithm (of the first)."""

@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Final, Protocol
 
 from stablecast.backends.astrasim import ReferenceModel
-from stablecast.backends.collectives import CollectiveEstimate, CollectiveModel
+from stablecast.backends.collectives import AUTO, CollectiveEstimate, CollectiveModel
 from stablecast.backends.device import System
 from stablecast.backends.estimates import Estimates
 from stablecast.backends.schedule.settings import ScheduleSettings
@@ -82,6 +82,8 @@ class Flattener:
         self._high = (estimates.high_s / speed).tolist()
         reference = settings.collectives == "astra-sim" and system.count > 1
         self._model: Costs = ReferenceModel(system) if reference else CollectiveModel(system)
+        named = settings.algorithm != AUTO and not reference
+        self._named = CollectiveModel(system, settings.algorithm) if named else None
         self._priced: dict[tuple[object, ...], CollectiveEstimate] = {}
         self._loops, self._settings, self._system = loops, settings, system
         self._numbers: dict[StreamKey, int] = {COMPUTE: 0}
@@ -176,7 +178,7 @@ class Flattener:
             key = (node.kind, node.groups, node.message_bytes)
         found = self._priced.get(key)
         if found is None:
-            found = self._message(node) if isinstance(node, P2P) else self._model.estimate(self._received(node))
+            found = self._message(node) if isinstance(node, P2P) else self._collective(self._received(node))
             self._priced[key] = found
         return found
 
@@ -185,6 +187,12 @@ class Flattener:
             return self._model.p2p(node)
         seconds = self._system.tier(node.axis).seconds(node.nbytes, load=node.direction == "load")
         return CollectiveEstimate(seconds, seconds * _MOVE_RANGE[0], seconds * _MOVE_RANGE[1], node.axis)
+
+    def _collective(self, node: Collective) -> CollectiveEstimate:
+        """By the algorithm that was named, where the collective can go by it."""
+        if self._named is None or not self._named.can(node):
+            return self._model.estimate(node)
+        return self._named.estimate(node)
 
     def _received(self, node: Collective) -> Collective:
         """An all-to-all as large as the busiest receiver sees it."""

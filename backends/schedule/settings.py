@@ -57,6 +57,7 @@ class ScheduleSettings:
     nothing in the trip reads run on into the next. `collectives`: whose times: the calibrated model's, or those of
     ASTRA-sim's congestion-unaware backend. `incast`: of an all-to-all, what the busiest member receives over the mean
     (1: routing is even); its senders share its link, and the others wait for it.
+    `algorithm`: of the calibrated model, for every collective that can go by it.
     """
 
     overlap: Overlap = "program"
@@ -66,6 +67,7 @@ class ScheduleSettings:
     contention: Contention | None = None
     collectives: Collectives = "calibrated"
     incast: float = 1.0
+    algorithm: str = "auto"
 
     def assumptions(self, device: Device) -> tuple[str, ...]:
         """One sentence each."""
@@ -79,6 +81,8 @@ class ScheduleSettings:
             said.append("asynchronous collectives start when their operands are there and their stream is free")
         if self.collectives == "astra-sim":
             said.append("collectives take what ASTRA-sim's congestion-unaware backend says")
+        if self.algorithm != "auto":
+            said.append(f"collectives that can go by the algorithm {self.algorithm} do")
         if self.incast != 1.0:
             said.append(f"the busiest receiver of an all-to-all gets {self.incast:g} times the mean")
         if self.contention is None:

@@ -329,6 +329,22 @@ def test_collectives_of_the_reference(system: System) -> None:
     assert any("ASTRA-sim" in text for text in step.assumptions)
 
 
+def test_an_algorithm_by_name(system: System) -> None:
+    """Those that can go by it do; a permutation goes as ever."""
+    permute = Collective("collective_permute", GROUPS, 1 << 28, 1 << 28)
+    tree = ScheduleSettings(algorithm="double-binary-tree")
+    step = schedule(program(reduce_all(asynchronous=False), permute), costs(), system, settings=tree)
+    assert {run.node.kind: run.algorithm for run in step.collectives if isinstance(run.node, Collective)} == {
+        "all_reduce": "double-binary-tree",
+        "collective_permute": "direct",
+    }
+    named = CollectiveModel(system, "double-binary-tree").estimate(reduce_all()).time_s
+    plain = CollectiveModel(system).estimate(permute).time_s
+    assert step.time_s == pytest.approx(named + plain)
+    with pytest.raises(InputError, match="unknown algorithm 'treee'"):
+        schedule(program(reduce_all()), costs(), system, settings=ScheduleSettings(algorithm="treee"))
+
+
 def test_an_empty_program(system: System) -> None:
     step = schedule(program(), costs(), system)
     assert (step.time_s, step.exposed_s, step.idle_s, step.kernels) == (0.0, 0.0, 0.0, ())
