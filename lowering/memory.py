@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from stablecast.ir.device_program import Buffers
 from stablecast.ir.scopes import family, parse_scope
+from stablecast.ir.types import TensorType, ValueType
 from stablecast.lowering.categories import Category
 from stablecast.lowering.graph import EXTERNAL, Graph
 from stablecast.lowering.group import Group
@@ -107,17 +108,18 @@ class Liveness:
         """Bytes of results that take the place of operands of the same type, which are read for the last time here.
 
         Element-wise kernels only: each element is read before it is overwritten. XLA takes over no buffer that is seen
-        under another shape.
+        under other extents.
         """
         graph = self.graph
         if not held or group.hero >= 0 or group.rows or group.block:
             return 0
-        results = [graph.types[value] for root in group.roots for value in graph.outputs[root] if value in self._last]
+        written = [value for root in group.roots for value in graph.outputs[root] if value in self._last]
+        results = [_extents(graph.types[value]) for value in written]
         free = 0
         for value in group.reads:
             producer = graph.producer[value]
             kept = producer == EXTERNAL and value not in self.residents.donated
-            kind = graph.types[value]
+            kind = _extents(graph.types[value])
             if not kept and self._last.get(value) == self._index and kind in results:
                 results.remove(kind)
                 free += self._size(value)
@@ -165,3 +167,10 @@ class Liveness:
         if size in due:
             due.remove(size)
             self._dying.setdefault(last, []).append(size)
+
+
+def _extents(kind: ValueType) -> tuple[str, tuple[int, ...]]:
+    """Element type and sizes, but for dimensions of one."""
+    if isinstance(kind, TensorType):
+        return kind.dtype.name, tuple(size for size in kind.shape if size != 1)
+    return str(kind), ()
