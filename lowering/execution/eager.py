@@ -25,14 +25,17 @@ _ALONE = (Category.COLLECTIVE, Category.CONTROL)
 def dispatched(plan: Plan) -> None:
     """Without a record of calls every op is one."""
     graph = plan.graph
-    calls = _calls(plan)
-    views = _views(graph, [nodes for _, nodes in calls])
+    calls, hidden = _calls(plan)
+    views = _views(graph, [nodes for _, nodes in calls]) | hidden
     for launch, nodes in calls:
         plan.ordered += _kernels(plan, launch, [node for node in nodes if node not in views], views)
 
 
-def _calls(plan: Plan) -> list[tuple[int, list[int]]]:
-    """Number and nodes of each call that launches something; nodes that no call became stand alone, as number -1."""
+def _calls(plan: Plan) -> tuple[list[tuple[int, list[int]]], set[int]]:
+    """Number and nodes of each call that launches something, and the nodes of calls that do not.
+
+    Nodes that no call became stand alone, as number -1.
+    """
     graph = plan.graph
     launches = plan.launches.launches if plan.launches else ()
     launch_of = {place: number for number, launch in enumerate(launches) for place in launch.ops}
@@ -47,8 +50,9 @@ def _calls(plan: Plan) -> list[tuple[int, list[int]]]:
     calls = [
         ((launch.ops[0] if launch.ops else -1), number, nodes_of.get(number, []))
         for number, launch in enumerate(launches)
-        if runs_on_device(launch) or number in nodes_of
+        if runs_on_device(launch)
     ]
+    hidden = {node for number, nodes in nodes_of.items() if not runs_on_device(launches[number]) for node in nodes}
     before = -1
     placed: list[tuple[int, int, list[int]]] = []
     for place, number, nodes in calls:
@@ -56,7 +60,7 @@ def _calls(plan: Plan) -> list[tuple[int, list[int]]]:
         placed.append((before, number, nodes))
     placed += [(place, -1, [node]) for place, node in loose]
     placed.sort(key=lambda entry: entry[0])
-    return [(number, nodes) for _, number, nodes in placed]
+    return [(number, nodes) for _, number, nodes in placed], hidden
 
 
 def runs_on_device(launch: Launch) -> bool:
