@@ -11,6 +11,7 @@ from stablecast._ahead import EXEC, Ahead, ahead_program, can_compile, with_comp
 from stablecast._capture import capture, load
 from stablecast._measured import MeasuredInput, is_measured
 from stablecast._timeline import TimelineOptions, map_note, pipeline_plan
+from stablecast.backends.arithmetic import arithmetic_of
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Device, System
 from stablecast.backends.placement import place
@@ -39,7 +40,6 @@ from stablecast.lowering.partition import partition
 from stablecast.lowering.partition.stages import stage_note
 from stablecast.lowering.passes import default_passes, run_passes
 from stablecast.lowering.peers import coordinates, with_peers
-from stablecast.lowering.products import PLAIN_ARITHMETIC, TF32_ARITHMETIC, TPU_ARITHMETIC, Arithmetic
 from stablecast.lowering.target import Target
 
 AUTO = "auto"
@@ -76,13 +76,6 @@ def platform_of(device: Device) -> str:
     if device.kind != "gpu":
         return device.kind
     return _VENDOR_PLATFORM.get(device.vendor, "cuda")
-
-
-def arithmetic_of(device: Device) -> Arithmetic:
-    """What the device's compiler does with f32 products."""
-    if device.kind == "tpu":
-        return TPU_ARITHMETIC
-    return TF32_ARITHMETIC if "tf32" in device.matrix_flops else PLAIN_ARITHMETIC
 
 
 def choose_exec(workload: Workload, wanted: str, device: Device | None) -> tuple[str, tuple[str, ...]]:

@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Final
 
+from stablecast.backends.arithmetic import arithmetic_of
 from stablecast.backends.device import Device
-from stablecast.ir.dtypes import DType, DTypeKind, dtype
+from stablecast.ir.dtypes import dtype
 from stablecast.ir.errors import InputError, near_names
 from stablecast.ir.kernels import KernelClass, KernelRow
+from stablecast.lowering import products
 from stablecast.lowering.attention_shape import AttentionShape, attention_row
 
-_TPU_PASSES: Final = {"default": "bf16", "high": "bf16x3", "highest": "bf16x6"}
-_PLAIN: Final = {"f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16", "tf32": "tf32"}
+PRECISIONS: Final = ("default", "high", "highest")
 _SOFTMAX_OPERATIONS: Final = 4
 _LAYERNORM_OPERATIONS: Final = 8
 
@@ -28,31 +29,9 @@ def math_mode(element: str, device: Device, precision: str = "default") -> str:
     passes of bf16: one by default, three at "high", six at "highest". A type that the matrix units lack and XLA widens
     (bf16 before Ampere) is `fp32`. Raises `InputError` for another `precision` or an unknown type.
     """
-    if precision not in _TPU_PASSES:
-        raise InputError(f"unknown precision '{precision}'", "known: " + ", ".join(_TPU_PASSES))
-    kind = dtype(element)
-    name = kind.name
-    if device.kind == "tpu":
-        if name == "f32":
-            return _TPU_PASSES[precision]
-        return "bf16" if name in ("f16", "bf16") else _narrow(kind)
-    if name == "f32":
-        return "tf32" if "tf32" in device.matrix_flops and precision != "highest" else "fp32"
-    if name in ("f16", "bf16") and name.replace("f16", "fp16", name == "f16") not in device.math_modes:
-        return "fp32"
-    return _narrow(kind)
-
-
-def _narrow(kind: DType) -> str:
-    if kind.name in _PLAIN:
-        return _PLAIN[kind.name]
-    if kind.is_float:
-        if kind.bits == 8:
-            return "fp8_e5m2" if "e5m2" in kind.name else "fp8_e4m3"
-        return f"fp{kind.bits}"
-    if kind.kind in (DTypeKind.INT, DTypeKind.UINT) and kind.bits in (4, 8):
-        return f"int{kind.bits}"
-    return "vector"
+    if precision not in PRECISIONS:
+        raise InputError(f"unknown precision '{precision}'", "known: " + ", ".join(PRECISIONS))
+    return products.math_mode(dtype(element), precision, arithmetic_of(device))
 
 
 def matmul(device: Device, element: str, m: int, n: int, k: int, batch: int = 1, out: str = "") -> KernelRow:

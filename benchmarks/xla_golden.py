@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from stablecast._capture import load
-from stablecast._predict import Options, Session, arithmetic_of, parse_pairs, platform_of
+from stablecast._predict import Options, Session, parse_pairs, platform_of
+from stablecast.backends.arithmetic import arithmetic_of
 from stablecast.backends.catalogue import Catalogue
 from stablecast.frontends.arguments import ArgumentOptions
 from stablecast.frontends.xla import Settings, compile_ahead

@@ -16,19 +16,20 @@ _PRECISION = {
     "HIGHEST": "highest",
 }
 _F8 = {"f8e5m2": "fp8_e5m2", "f8e5m2fnuz": "fp8_e5m2"}
-_SIMPLE = {"f64": "fp64", "bf16": "bf16", "f4e2m1fn": "fp4"}
+_SIMPLE = {"f64": "fp64", "tf32": "tf32"}
 PASSES = {"bf16x3": 3, "bf16x6": 6, "tf32x3": 3}
 """Matrix passes of the modes that split an f32 operand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """What a target does with products: of f32 at `default`, `high` and `highest` precision, and of f16 (`half`)."""
+    """What a target multiplies with: f32 at `default`, `high` and `highest` precision, f16 (`half`) and bf16."""
 
     default: str = "tf32"
     high: str = "tf32x3"
     highest: str = "fp32"
     half: str = "fp16"
+    bf16: str = "bf16"
 
 
 TPU_ARITHMETIC = Arithmetic("bf16", "bf16x3", "bf16x6", "bf16")
@@ -39,19 +40,19 @@ TF32_ARITHMETIC = Arithmetic()
 def math_mode(dtype: DType, precision: Any, arithmetic: Arithmetic) -> str:
     """The math mode of a product of `dtype` operands.
 
-    `precision`: the op's `precision_config` as decoded. Integer products are `int8` up to 8 bits and `int16`,
-    `int32`, `int64` above.
+    `precision`: the op's `precision_config` as decoded, or a name. Integer products are `int8` up to 8 bits and
+    `int16`, `int32`, `int64` above.
     """
     if dtype.kind is DTypeKind.COMPLEX:
         return "fp64" if dtype.bits == 128 else getattr(arithmetic, _precision(precision))
     if dtype.name == "f32":
         return getattr(arithmetic, _precision(precision))
-    if dtype.name == "f16":
-        return arithmetic.half
+    if dtype.name in ("f16", "bf16"):
+        return arithmetic.half if dtype.name == "f16" else arithmetic.bf16
     if dtype.name in _SIMPLE:
         return _SIMPLE[dtype.name]
     if dtype.kind is DTypeKind.FLOAT:
-        return _F8.get(dtype.name, "fp8_e4m3" if dtype.bits == 8 else dtype.name)
+        return _F8.get(dtype.name, "fp8_e4m3" if dtype.bits == 8 else f"fp{dtype.bits}")
     return "int4" if dtype.bits == 4 else f"int{max(8, dtype.bits)}"
 
 
@@ -59,7 +60,9 @@ def _precision(config: Any) -> str:
     """The strictest precision that the operands ask for."""
     order = ("default", "high", "highest")
     texts = cast("tuple[Any, ...]", config if isinstance(config, tuple) else (config,) if config else ())
-    found = [_PRECISION.get(str(text).removeprefix("#stablehlo<precision ").rstrip(">"), "default") for text in texts]
+    found = [
+        _PRECISION.get(str(text).removeprefix("#stablehlo<precision ").rstrip(">").upper(), "default") for text in texts
+    ]
     return max(found, key=order.index, default="default")
 
 

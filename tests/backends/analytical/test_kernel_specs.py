@@ -27,7 +27,7 @@ A100, V100, V5P, CPU = (CATALOGUE.device(name) for name in ("a100-sxm-40gb", "v1
         ("f8e5m2", A100, "default", "fp8_e5m2"),
         ("int8", A100, "default", "int8"),
         ("f64", A100, "default", "fp64"),
-        ("i32", A100, "default", "vector"),
+        ("i32", A100, "default", "int32"),
         ("f4e2m1fn", A100, "default", "fp4"),
     ],
 )
