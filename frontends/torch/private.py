@@ -114,6 +114,30 @@ def group_ranks(name: str) -> tuple[int, ...]:
     return tuple(c10d.get_process_group_ranks(c10d._resolve_process_group(name)))
 
 
+class _Chunks:
+    """`torch.chunk` with empty chunks at the end, each made when it is asked for: FSDP makes all and keeps one."""
+
+    def __init__(self, tensor: Any, count: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, count, dim
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        size = self._tensor.size(self._dim)
+        step = -(-size // self._count)
+        start = index * step
+        if start >= size:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(step, size - start))
+
+
+def fsdp_patches() -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in): sharding a parameter costs the same for any number of ranks."""
+    param = load("torch.distributed.fsdp._fully_shard._fsdp_param")
+    return [(param, "_chunk_with_empty", lambda tensor, count, dim: _Chunks(tensor, count, dim))]
+
+
 def in_flight(tensor: Any) -> Any:
     """The result of a collective that nobody has waited for."""
     return load("torch.distributed._functional_collectives").AsyncCollectiveTensor(tensor)

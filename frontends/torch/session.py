@@ -54,7 +54,7 @@ class Session:
         if self.axes:
             private.fake_process_group(self.rank, self.world)
             replaced += private.mesh_patches() + private.ddp_patches(self.recorder) + private.pipeline_patches()
-            replaced += private.dtensor_patches(self.recorder)
+            replaced += private.dtensor_patches(self.recorder) + private.fsdp_patches()
         with contextlib.ExitStack() as stack:
             if self.axes:
                 stack.callback(private.end_process_group)
