@@ -236,10 +236,15 @@ def explain(name: str, form: str, hlo: Path) -> None:
         return
     device = Catalogue().resolve(TARGET).device
     target = Target(platform_of(device), arithmetic_of(device), combine=False)
-    theirs = families(lower(read(path.read_bytes(), name), target))
+    compiled = lower(read(path.read_bytes(), name), target)
+    theirs = families(compiled)
     ours = families(Session(workload_of(STEPS[name]), Options(exec="xla", cache=False)).device_program(device))
     keys = sorted({*ours, *theirs}, key=lambda key: -abs(ours.get(key, (0, 0))[0] - theirs.get(key, (0, 0))[0]))
-    print(f"{name} ({path.name}): launches ours / XLA, GB ours / XLA")
+    form = path.name.split(".")[1]
+    analysed = json.loads((GOLDENS / f"{name}.json").read_text(encoding="utf-8"))["forms"][form]["memory"]["total"]
+    laid_out = compiled.buffers.peak_bytes if compiled.buffers else 0
+    print(f"{name}, {form}: our liveness over XLA's schedule {laid_out / analysed:.4f} of XLA's memory analysis")
+    print("  launches ours / XLA, GB ours / XLA, by class and ops inside")
     for key in keys[:30]:
         (mine, size), (other, other_size) = ours.get(key, (0, 0.0)), theirs.get(key, (0, 0.0))
         print(f"  {mine:5} / {other:5} {size / 1e9:8.2f} / {other_size / 1e9:8.2f}  {key[0]:12} {key[1][:90]}")

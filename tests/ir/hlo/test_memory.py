@@ -26,7 +26,7 @@ def test_memory_by_kind() -> None:
     assert read_assignment("") is None
 
 
-@pytest.mark.parametrize(("shape", "peak"), [("f32[1024]", 4096), ("f32[32,32]", 8192)])
+@pytest.mark.parametrize(("shape", "peak"), [("f32[1024]", 4096), ("f32[1,1024]", 4096), ("f32[32,32]", 8192)])
 def test_an_elementwise_kernel_takes_over_a_buffer_of_its_own_shape_only(shape: str, peak: int) -> None:
     text = f"""HloModule jit_step, is_scheduled=true
 
