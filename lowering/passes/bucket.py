@@ -5,7 +5,7 @@ from typing import Final
 from stablecast.ir.device_program import Body, Collective, DeviceProgram
 from stablecast.ir.errors import InputError
 from stablecast.lowering.combine import merge_collectives
-from stablecast.lowering.passes.body import asynchronous, each_body, with_body
+from stablecast.lowering.passes.body import asynchronous, each_body, reordered, with_body
 
 _KINDS: Final = ("all_reduce", "reduce_scatter")
 _MEGABYTE: Final = 2**20
@@ -14,7 +14,7 @@ DDP_MEGABYTES: Final = 25.0
 
 
 class BucketGradients:
-    """All-reduces and reduce-scatters of one kind go together in buckets of =N MB (25, as DDP), beside kernels."""
+    """All-reduces and reduce-scatters go together in buckets of =N MB (25, as DDP), once the last part is there."""
 
     def __init__(self, value: str = "") -> None:
         try:
@@ -27,9 +27,19 @@ class BucketGradients:
 
     def __call__(self, program: DeviceProgram) -> DeviceProgram:
         def change(body: Body) -> Body:
-            return asynchronous(merge_collectives(body, _buckets(body, self._nbytes)))
+            return asynchronous(_early(merge_collectives(body, _buckets(body, self._nbytes))))
 
         return with_body(program, each_body(program.body, change))
+
+
+def _early(body: Body) -> Body:
+    """Reductions right behind the last kernel that they need, as hooks on gradients start them."""
+    keys: list[tuple[int, int]] = []
+    for index, node in enumerate(body):
+        moved = isinstance(node, Collective) and node.kind in _KINDS
+        latest = max((keys[dep][0] for dep in (*node.deps, *node.after)), default=-1) if moved else index
+        keys.append((latest, index))
+    return reordered(body, sorted(range(len(body)), key=keys.__getitem__))
 
 
 def _buckets(body: Body, nbytes: float) -> list[list[int]]:

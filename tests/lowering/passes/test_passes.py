@@ -205,6 +205,8 @@ def test_buckets() -> None:
         node.operand_bytes for node in run_passes(whole, ["bucket-gradients=16"]).body if isinstance(node, Collective)
     ]
     assert sums == [16 * MB, 16 * MB, 8 * MB]
+    order = kinds(run_passes(whole, ["bucket-gradients=16"]).body)
+    assert order.index("all_reduce") == 5, "right behind the second gradient"
     chained = program(matmul(), reduce(0, kind="all_reduce"), matmul(1), reduce(2, kind="all_reduce"))
     assert kinds(run_passes(chained, ["bucket-gradients"]).body).count("all_reduce") == 2
 
