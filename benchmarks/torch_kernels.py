@@ -6,7 +6,8 @@ what TorchInductor's own scheduler makes for the CPU.
 
 Eager: the ATen calls of forward, backward and update that launch something, in order (no views; nothing on the scalar
 step counters of the optimiser, which stay on the host). Inductor: nodes of the scheduler after fusion, library calls
-included, nodes that do nothing or take one of several results left out, for the loss and its gradients; the update is left to eager PyTorch in both.
+included, nodes that do nothing or take one of several results left out, for the loss and its gradients; the update is
+left to eager PyTorch in both.
 """
 
 import argparse

@@ -165,14 +165,16 @@ class _Finder:
         parts = split(factors, as_tensor(op.operand_types[0]).shape)
         if parts is None:
             return None
-        return tuple(factor for dim in op.attrs["permutation"] for factor in parts[dim])
+        order: tuple[int, ...] = op.attrs["permutation"]
+        return tuple(factor for dim in order for factor in parts[dim])
 
     def _reduced(self, node: int, factors: Factors) -> set[str]:
         op = self._graph.ops[node]
         parts = split(factors, as_tensor(op.operand_types[0]).shape)
         if parts is None:
             return set()
-        return {label for dim in op.attrs.get("dimensions", ()) for label, _ in parts[dim]}
+        dims: tuple[int, ...] = op.attrs.get("dimensions", ())
+        return {label for dim in dims for label, _ in parts[dim]}
 
     def _backward_reach(self, reach: _Reach) -> tuple[_Reach, set[int]]:
         """Everything that follows the products whose values meet those of the scores, and these products."""
