@@ -208,7 +208,7 @@ def run_accuracy(
 ) -> AccuracyReport:
     """The suites that `suites` names, on the data under `folder`, by `backend`.
 
-    `max_rows`: rows to score of one table and device. `examples`: whether to capture the example programs too.
+    `max_rows`: rows to score of one table and device. `examples`: whether to capture programs that are not on disk.
     A suite without data is skipped with a reason where several were asked for. Raises `InputError` where none can run.
     """
     if not folder.is_dir():
@@ -221,6 +221,7 @@ def run_accuracy(
     for name in names:
         data = Data(folder, parse_choice(backend), max_rows or MAX_ROWS)
         data.examples = data.examples if examples else None
+        data.capture = examples
         try:
             rows += run_suite(name, data)
         except InputError as error:

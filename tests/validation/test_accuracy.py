@@ -24,11 +24,13 @@ _SUITES = [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) f
 
 @pytest.mark.parametrize("name", _SUITES)
 def test_suite_runs(shared_data: Path, name: str) -> None:
-    data = Data(shared_data, parse_choice("analytical"), _ROWS.get(name, 200))
+    data = Data(shared_data, parse_choice("analytical"), _ROWS.get(name, 200), capture=False)
+    if name == "timm":
+        pytest.skip("its captures take minutes: tests/validation/test_timm.py")
     rows = run_suite(name, data)
     assert not data.missing
     assert all(row.measured_s > 0 and 0 < row.low_s <= row.predicted_s <= row.high_s for row in rows)
-    assert {row.path for row in rows} == {SUITES[name].path}
+    assert SUITES[name].path in {row.path for row in rows} <= {SUITES[name].path, "program"}
 
 
 def test_peer_errors_are_reproduced(shared_data: Path) -> None:
@@ -86,8 +88,6 @@ def test_absent_data(tmp_path: Path) -> None:
         run_accuracy("all", tmp_path, "analytical")
     with pytest.raises(InputError, match="unknown suite"):
         run_accuracy("gem", tmp_path, "analytical")
-    with pytest.raises(InputError, match="not there yet"):
-        run_accuracy("timm", tmp_path, "analytical")
 
 
 def test_command_line(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,13 +103,15 @@ def examples_folder() -> Path | None:
 class Data:
     """The folder of measurements: tables by path, the catalogue, the chosen backends, and what was left out and why.
 
-    `examples`: folder of the example programs, None where they are not at hand.
+    `examples`: folder of the example programs, None where they are not at hand. `capture`: whether models are captured
+    whose captures are not on disk.
     """
 
     folder: Path
     choice: Choice
     max_rows: int = MAX_ROWS
     examples: Path | None = field(default_factory=examples_folder)
+    capture: bool = True
     catalogue: Catalogue = field(default_factory=Catalogue)
     missing: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])

@@ -17,6 +17,7 @@ from stablecast.backends.device import Device
 from stablecast.backends.pricing import price
 from stablecast.ir.errors import InputError
 from stablecast.ir.kernels import KernelRow, KernelTable
+from stablecast.validation.suites import neusight_programs
 from stablecast.validation.suites.base import Case, Data, Record, Row, is_fitted, number, whole
 
 DEVICES: Final[Mapping[str, str]] = {
@@ -43,7 +44,8 @@ Part = tuple[str, Sequence[Any]]
 
 def run(data: Data) -> list[Row]:
     """Every row of the suite."""
-    return [*kernel_rows(data), *operator_rows(data), *model_rows(data)]
+    programs = neusight_programs.run(data, DEVICES)
+    return [*kernel_rows(data), *operator_rows(data), *model_rows(data), *programs]
 
 
 def plain(row: KernelRow) -> KernelRow:

@@ -1,0 +1,50 @@
+"""Captured programs of a suite, kept on disk: capturing a model takes seconds, and is the same every time."""
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import stablecast.frontends
+from stablecast.ir import capture_file
+from stablecast.ir.errors import StablecastError
+from stablecast.ir.workload import Workload
+from stablecast.lowering import program_cache
+
+
+@cache
+def _state() -> str:
+    """Versions of what is captured with, and every file of the PyTorch frontend."""
+    digest = hashlib.sha256()
+    for package in ("torch", "timm", "transformers"):
+        with contextlib.suppress(PackageNotFoundError):
+            digest.update(f"{package} {version(package)}\n".encode())
+    for root in stablecast.frontends.__path__:
+        for path in sorted((Path(root) / "torch").rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def captured(name: str, make: Callable[[], Workload]) -> Workload:
+    """The capture `name`, from the cache folder or made and kept there; a folder that cannot be written is no error."""
+    path = _path(name)
+    if path.is_file():
+        with contextlib.suppress(StablecastError):
+            return capture_file.read(path)
+    made = make()
+    with contextlib.suppress(OSError, StablecastError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        capture_file.write(made, path)
+    return made
+
+
+def is_captured(name: str) -> bool:
+    """Whether `name` is in the cache."""
+    return _path(name).is_file()
+
+
+def _path(name: str) -> Path:
+    key = hashlib.sha256(f"{name}\n{_state()}".encode()).hexdigest()[:32]
+    return program_cache.folder() / "captures" / f"{key}.sc"

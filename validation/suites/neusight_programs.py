@@ -1,0 +1,146 @@
+"""NeuSight's whole models from captures: its Hugging Face configurations through the PyTorch frontend.
+
+Eager rows are priced kernel by ATen call, those of `torch.compile` as Inductor fuses. The peer ran forward alone, or
+forward and backward from the logits with neither loss nor optimiser, in FP32 without TF32 and with eager attention.
+"""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from stablecast.backends.predictor import Settings, predict_device_program
+from stablecast.ir.device_program import DeviceProgram
+from stablecast.ir.errors import InputError, StablecastError
+from stablecast.ir.reader import read
+from stablecast.ir.workload import Workload
+from stablecast.lowering.device import lower
+from stablecast.lowering.products import PLAIN_ARITHMETIC
+from stablecast.lowering.target import Target
+from stablecast.validation.suites.base import Data, Record, Row, number, whole
+from stablecast.validation.suites.captures import captured, is_captured
+
+_MILLI: Final = 1e-3
+_KEY: Final = "neusight model "
+_EXECS: Final[Mapping[str, str]] = {"": "eager", "fusion": "inductor"}
+PEERS: Final = ("neusight", "roofline", "habitat", "micro")
+
+
+def run(data: Data, devices: Mapping[str, str]) -> list[Row]:
+    """A row for each label on one GPU whose configuration can be captured; `devices`: the table's names -> ours."""
+    rows: list[Row] = []
+    programs = _Programs(data)
+    for record in data.read("neusight/e2e_labels.csv"):
+        device = devices.get(record["device"], "")
+        if not device or record["option"] not in _EXECS:
+            continue
+        program = programs.get(record)
+        if program is not None:
+            rows += _row(data, record, device, program)
+    return rows
+
+
+class _Programs:
+    """Kernels by model, size and execution model; what cannot be captured is noted once."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._known: dict[str, DeviceProgram | None] = {}
+
+    def get(self, record: Record) -> DeviceProgram | None:
+        """The program of a label."""
+        name = config_of(record)
+        execution = _EXECS[record["option"]]
+        key = f"{name} {execution}"
+        if key not in self._known:
+            self._known[key] = self._make(record, name, execution)
+        return self._known[key]
+
+    def _make(self, record: Record, name: str, execution: str) -> DeviceProgram | None:
+        path = self._data.find(f"neusight/model_configs/{record['model']}.json")
+        if path is None:
+            return None
+        sequence, batch = whole(record, "seqlen", "batch")
+        training = record["mode"] == "train"
+        if not self._data.capture and not is_captured(_KEY + name):
+            return None
+        try:
+            workload = captured(_KEY + name, lambda: _capture(path, batch, sequence, training))
+        except (ImportError, RuntimeError, StablecastError, ValueError) as error:
+            self._data.notes.append(f"neusight: {name} is not captured: {' '.join(str(error).split())[:160]}")
+            return None
+        target = Target("cuda", PLAIN_ARITHMETIC, combine=False, exec=execution)
+        return lower(read(workload.modules[0].data, name), target)
+
+
+def config_of(record: Record) -> str:
+    """Model, mode, sequence and batch of a label, as the operator graphs name them."""
+    sequence, batch = whole(record, "seqlen", "batch")
+    return f"{record['model']}-{record['mode']}-{sequence}-{batch}"
+
+
+class _NoUpdate:
+    """In the place of an optimiser, where gradients are all that is wanted."""
+
+    def __init__(self, parameters: Any) -> None:
+        self._parameters = list(parameters)
+
+    def zero_grad(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def step(self) -> None:
+        return
+
+
+def _capture(path: Path, batch: int, sequence: int, training: bool) -> Workload:
+    """Forward, or forward and backward, of the model that a configuration describes."""
+    torch: Any = importlib.import_module("torch")
+    hub: Any = importlib.import_module("transformers")
+    from stablecast.frontends.torch import capture_module
+
+    config = hub.AutoConfig.for_model(**_content(path))
+    config.use_cache = False
+    config._attn_implementation = "eager"
+    made = hub.AutoModelForSequenceClassification if config.model_type == "bert" else hub.AutoModelForCausalLM
+    with torch.device("meta"):
+        model = made.from_config(config)
+    tokens = torch.empty(batch, sequence, dtype=torch.int64, device="meta")
+    if not training:
+        return capture_module(model.eval(), tokens, mode="forward")
+    return capture_module(model.train(), tokens, mode="train", loss=lambda out: out[0].sum(), optimizer=_NoUpdate)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    import json
+
+    held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return held
+
+
+def _row(data: Data, record: Record, device: str, program: DeviceProgram) -> list[Row]:
+    name, execution = config_of(record), _EXECS[record["option"]]
+    try:
+        found = predict_device_program(program, data.catalogue.resolve(device), Settings(data.choice, {}), name)
+    except InputError as error:
+        data.notes.append(f"neusight {name} on {device} is left out: {error.message}")
+        return []
+    peers = {peer: number(record, f"{peer}_e2e_ms") * _MILLI for peer in PEERS if record.get(f"{peer}_e2e_ms")}
+    return [
+        Row(
+            "neusight",
+            f"{name} {execution}",
+            device,
+            number(record, "e2e_ms") * _MILLI,
+            found.step_time_s,
+            found.step_time_low_s,
+            found.step_time_high_s,
+            peer="neusight" if "neusight" in peers else "",
+            peer_predicted_s=peers.get("neusight"),
+            peers=peers,
+            group=f"model {record['mode']} {execution}",
+            path="program",
+            key=f"{name} {execution}",
+            basis="program",
+        )
+    ]
