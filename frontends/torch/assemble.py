@@ -156,6 +156,7 @@ def _workload(
             "rank": session.rank,
             "results": list(names),
             "ops": emitted.ops,
+            "compiled": session.compiled,
         },
     )
 

@@ -36,6 +36,7 @@ def capture_torch(
     `cudnn` or `math`). Raises `InputError` with the line of user code where the step depends on data.
     """
     session = Session(mesh_axes(mesh), rank, device, attention)
+    session.compiled = hasattr(step, "_torchdynamo_orig_callable")
     label = name or getattr(step, "__name__", "step")
     with session.open():
         state = () if build is None else _build(build, session)

@@ -31,6 +31,7 @@ class Session:
         self.names = StateNames()
         self.recorder = Recorder(self.fake_mode)
         self.rewriter = Rewriter(device, attention, self.timeline)
+        self.compiled = False
         self.faults: list[str] = []
         self._roots: dict[int, Any] = {}
         self._paths: dict[int, str] = {}
@@ -145,7 +146,10 @@ class Session:
         optimizer = load("torch.optim.optimizer")
         places = self.recorder.places
 
+        optimized = load("torch._dynamo.eval_frame").OptimizedModule
+
         def enter(target: Any, args: Any) -> None:
+            self.compiled = self.compiled or isinstance(target, optimized)
             places.modules.append(self._path(target, places.modules))
 
         def leave(target: Any, args: Any, out: Any) -> None:

@@ -69,3 +69,22 @@ def test_kernels_as_dispatched_on_the_cpu() -> None:
     scopes = [node.scope.split("/")[-1] for node in program.body]
     assert len(scopes) == len(launched)
     assert math.isfinite(program.work.evaluate()[0].nbytes)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_compiled_modules_and_steps_run_under_inductor(whole: bool) -> None:
+    torch = pytest.importorskip("torch")
+    from stablecast import capture_torch
+    from stablecast._predict import Options, Session
+
+    def build() -> Any:
+        model = torch.nn.Linear(8, 8)
+        return model if whole else torch.compile(model)
+
+    def step(model: Any, x: Any) -> Any:
+        return torch.relu(model(x)).sum()
+
+    workload = capture_torch(build, torch.compile(step) if whole else step, [torch.zeros(4, 8)])
+    prediction = Session(workload, Options()).predict("h100-sxm")
+    assert prediction.exec == "inductor"
+    assert any("torch.compile" in text for text in prediction.assumptions)
