@@ -43,10 +43,10 @@ class Slot(NamedTuple):
 def workload(session: Session, out: Any, source: str, name: str, stage_notes: Sequence[str] = ()) -> Workload:
     """The workload of a recorded step that returned `out`."""
     recorder = session.recorder
+    results = _results(recorder, out)
     slots = _slots(session)
     graph = recorder.graph
     graph.inputs = [slot.input.ref for slot in slots]
-    results = _results(recorder, out)
     aliases: dict[int, int] = {}
     graph.outputs = [ref for _, ref in results]
     names = [label for label, _ in results]

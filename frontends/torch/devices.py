@@ -26,7 +26,8 @@ class HostNumber(float):
             "a capture has no data: use torch.where, or move the decision out of the step",
         )
 
-    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __index__ = _refuse
+    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __int__ = __index__ = _refuse
+    __hash__ = float.__hash__
 
     def _same(self, *_: object) -> "HostNumber":
         return self
@@ -46,7 +47,8 @@ class Rewriter(TorchFunctionMode):
         self.timeline = timeline
         self.early_reads = 0
         tensor = torch.Tensor
-        self._reads = {tensor.item, tensor.__bool__, tensor.__float__, tensor.__int__, tensor.__index__, tensor.tolist}
+        numbers = (tensor.__bool__, tensor.__float__, tensor.__int__, tensor.__index__)
+        self._reads = {tensor.item, *numbers, tensor.tolist, tensor.numpy, tensor.__array__}
         self._handlers: dict[Any, Callable[..., Any]] = {
             tensor.cuda: lambda func, args, kwargs: args[0],
             tensor.record_stream: lambda func, args, kwargs: None,

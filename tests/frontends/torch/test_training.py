@@ -268,12 +268,28 @@ def failing(body: Callable[[Any], Any]) -> InputError:
         lambda y: y.nonzero(),
         lambda y: y[y > 0],
         lambda y: y[: int(y.sum())],
+        lambda y: y[: y.argmax()],
+        lambda y: y if y.sum().item() == 0 else -y,
+        lambda y: y * max(0.0, y.sum().item()),
+        lambda y: [y for _ in range(int(y.max()))],
+        lambda y: y.split(y[:, 0].long().tolist()),
+        lambda y: y * float(y.detach().cpu().numpy().sum()),
+        lambda y: torch.unique(y),
+        lambda y: torch.repeat_interleave(y, y[:, 0].long(), dim=0),
+        lambda y: y if torch.equal(y, -y) else -y,
+        lambda y: y if torch.isnan(y).any() else -y,
     ],
 )
 def test_data_dependence_names_the_line(body: Callable[[Any], Any]) -> None:
     error = failing(body)
     assert f"{__file__}:{body.__code__.co_firstlineno}" in error.message
     assert error.hint
+
+
+def test_a_result_that_is_an_argument() -> None:
+    workload = capture_torch(None, lambda x: x, (torch.randn(2),))
+    assert [argument.name for argument in workload.args] == ["x"]
+    assert len(workload.launches) == 0
 
 
 def test_a_value_that_is_only_printed_is_a_host_wait() -> None:
