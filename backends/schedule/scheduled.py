@@ -103,12 +103,9 @@ def _contend(
     def shares(role: int, index: int) -> tuple[float, float]:
         node = flats[role].nodes[index]
         assert isinstance(node, Collective | P2P)
-        if isinstance(node, P2P) and node.direction in MOVES:
-            return 0.0, contention.of_memory(
-                node.nbytes / contention.memory_passes, flats[role].time_s[index], system.device
-            )
-        nbytes = node.nbytes if isinstance(node, P2P) else node.message_bytes
-        return cores, contention.of_memory(nbytes, flats[role].time_s[index], system.device)
+        kind, nbytes = (node.direction, node.nbytes) if isinstance(node, P2P) else (node.kind, node.message_bytes)
+        taken = contention.of_memory(kind, nbytes, flats[role].time_s[index], system.device)
+        return (0.0 if kind in MOVES else cores), taken
 
     def bound(role: int, index: int) -> str:
         node = flats[role].nodes[index]

@@ -15,33 +15,39 @@ CORES_SHARE: Final = 0.1
 """Assumed share of a GPU's cores that a running collective keeps busy (the libraries' channels)."""
 MEMORY_PASSES: Final = 3.0
 """Passes of a message over device memory: two reads and a write, as reductions in a ring make them."""
+FORWARD_PASSES: Final = 2.0
+"""Passes where nothing is added up: a read to send on, and a write of what comes."""
+_REDUCING: Final = ("all_reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
     """What a running collective takes from kernels beside it.
 
-    `cores_share`: of the rate of compute-bound kernels. `memory_passes`: how often the message crosses device memory
-    while it is sent; that rate over the device's is taken from memory-bound kernels. Devices that move data by DMA
-    engines (TPUs) give no cores. That communication takes cores and memory bandwidth from compute is the observation
-    of "Enabling Compute-Communication Overlap in Distributed Deep Learning Training Platforms" (ACE, ISCA 2021); the
-    shares here are assumptions. `share_links`: collectives that run at once over one network dimension get equal parts
-    of its rate.
+    `cores_share`: of the rate of compute-bound kernels. `memory_passes`: how often the message of a reduction crosses
+    device memory while it is sent, `forward_passes`: that of a gather, an exchange or a transfer; that rate over the
+    device's is taken from memory-bound kernels. Devices that move data by DMA engines (TPUs) give no cores. That
+    communication takes cores and memory bandwidth from compute is the observation of "Enabling Compute-Communication
+    Overlap in Distributed Deep Learning Training Platforms" (ACE, ISCA 2021); the shares here are assumptions.
+    `share_links`: collectives that run at once over one network dimension get equal parts of its rate.
     """
 
     cores_share: float = CORES_SHARE
     memory_passes: float = MEMORY_PASSES
+    forward_passes: float = FORWARD_PASSES
     share_links: bool = True
 
     def of_cores(self, device: Device) -> float:
         """Share of the cores taken on `device`."""
         return self.cores_share if device.kind == "gpu" else 0.0
 
-    def of_memory(self, nbytes: float, time_s: float, device: Device) -> float:
-        """Share of the memory rate taken by a collective of `nbytes` that lasts `time_s`, at most 0.9."""
+    def of_memory(self, kind: str, nbytes: float, time_s: float, device: Device) -> float:
+        """Share of the memory rate taken by a collective (or `send`, `load`, ...) that lasts `time_s`, at most 0.9."""
         if time_s <= 0.0:
             return 0.0
-        return min(0.9, self.memory_passes * nbytes / time_s / device.hbm_bytes_per_s.value)
+        forward = 1.0 if kind in ("load", "store") else self.forward_passes
+        passes = self.memory_passes if kind in _REDUCING else forward
+        return min(0.9, passes * nbytes / time_s / device.hbm_bytes_per_s.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +96,9 @@ class ScheduleSettings:
         else:
             cores = self.contention.of_cores(device)
             said.append(
-                f"a running collective takes {cores:.0%} of the cores and {self.contention.memory_passes:g} passes "
-                "of its message over device memory from kernels beside it (assumption)"
+                f"a running collective takes {cores:.0%} of the cores, and {self.contention.memory_passes:g} passes "
+                f"of its message over device memory ({self.contention.forward_passes:g} where nothing is added up), "
+                "from kernels beside it (assumption)"
             )
             if self.contention.share_links:
                 said.append("collectives that run at once over one network dimension share its rate evenly")

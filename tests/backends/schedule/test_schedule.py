@@ -172,11 +172,13 @@ def test_contention(system: System, comm_s: float) -> None:
     assert slowed.time_s == pytest.approx(10 * MS + 0.25 * comm_s)
     assert schedule(program(*body), costs("memory"), system, settings=taken).time_s == pytest.approx(10 * MS)
     memory = Contention(cores_share=0.0, memory_passes=3.0)
-    share = memory.of_memory(1 << 30, comm_s, system.device)
+    share = memory.of_memory("all_reduce", 1 << 30, comm_s, system.device)
     assert share == pytest.approx(3 * (1 << 30) / comm_s / system.device.hbm_bytes_per_s.value)
     slowed = schedule(program(*body), costs("memory"), system, settings=ScheduleSettings(contention=memory))
     assert slowed.time_s == pytest.approx(10 * MS + share * comm_s)
     assert any("assumption" in text for text in slowed.assumptions)
+    assert memory.of_memory("all_gather", 1 << 30, comm_s, system.device) == pytest.approx(share * 2 / 3)
+    assert memory.of_memory("load", 1 << 30, comm_s, system.device) == pytest.approx(share / 3)
 
 
 def test_collectives_share_links(system: System, comm_s: float) -> None:
