@@ -33,7 +33,7 @@ from stablecast.lowering.combine import combine_collectives
 from stablecast.lowering.copies import Copy, contiguous_reductions, with_copies
 from stablecast.lowering.execution.dispatch import bare_row, launches_of
 from stablecast.lowering.execution.models import UNFUSED, exec_model, plan_kernels
-from stablecast.lowering.execution.stages import Extras, gathers_minor, with_extras
+from stablecast.lowering.execution.stages import ConvLayouts, Extras, gathers_minor, with_extras
 from stablecast.lowering.execution.xla import GPU_PLATFORMS
 from stablecast.lowering.graph import Graph, build_graph
 from stablecast.lowering.group import Group
@@ -178,7 +178,7 @@ class _Lowering:
         liveness = Liveness(graph, groups, residents, GRANULES.get(self._model.name, 1))
         home = {node: index for index, group in enumerate(groups) for node in group.roots}
         ahead = runs_ahead(graph, loop=loop)
-        extras = Extras(graph) if self._on_gpu else None
+        extras = self._extras(graph)
         copies: dict[int, Copy] = {}
         nodes: list[LoweredNode] = []
         summed = SymbolicWork()
@@ -190,7 +190,7 @@ class _Lowering:
             read = sorted(self._numbers[value] for value in group.reads if value in self._numbers) if whole else ()
             known = read and not isinstance(placed, P2P)
             nodes.append(replace(placed, arguments=tuple(read)) if known else placed)
-            if extras is not None and gathers_minor(graph, group):
+            if self._on_gpu and gathers_minor(graph, group):
                 copies[index] = Copy(1, float(graph.types[graph.inputs[group.roots[0]][0]].nbytes), before=True)
             plain = len(work.terms) == 1 and () in work.terms
             summed = _plus(summed, work.terms[()]) if plain else summed + work
@@ -205,6 +205,12 @@ class _Lowering:
             body = with_copies(body, contiguous_reductions(body), lambda row: self._copy_row(row, runs))
         return body, summed, liveness.peak
 
+    def _extras(self, graph: Graph) -> Extras | ConvLayouts | None:
+        """What the compiler launches beside the kernels of the program's ops."""
+        if self._on_gpu:
+            return Extras(graph)
+        return ConvLayouts(graph) if self._model.name == "inductor" and not self._program.prefused else None
+
     def _copy_row(self, row: KernelRow, runs: float) -> int:
         number = self._builder.add(row, row, ())
         self._runs[number] = self._runs.get(number, 0.0) + runs
@@ -218,7 +224,7 @@ class _Lowering:
         needed: set[int],
         liveness: Liveness,
         runs: float,
-        extras: Extras | None,
+        extras: Extras | ConvLayouts | None,
     ) -> tuple[LoweredNode, SymbolicWork, int]:
         if not group.roots:
             return self._bare(group.launch, runs)
@@ -244,7 +250,7 @@ class _Lowering:
         needed: set[int],
         liveness: Liveness,
         runs: float,
-        extras: Extras | None,
+        extras: Extras | ConvLayouts | None,
     ) -> tuple[LoweredNode, SymbolicWork, int]:
         written = written_values(graph, group, needed)
         in_place = liveness.in_place(group)

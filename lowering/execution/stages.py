@@ -102,6 +102,23 @@ class Extras:
         return producer != EXTERNAL and graph.categories[producer] is Category.MATMUL
 
 
+class ConvLayouts:
+    """TorchInductor's copies of filters and images into channels-last order (`layout_optimization`), once each."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._done: set[int] = set()
+
+    def of(self, group: Group) -> tuple[int, float]:
+        """Launches beyond the first, and bytes that are written and read again."""
+        graph = self._graph
+        if group.hero < 0 or graph.categories[group.hero] is not Category.CONV:
+            return 0, 0.0
+        given = [v for v in graph.inputs[group.hero] if graph.producer[v] == EXTERNAL and v not in self._done]
+        self._done.update(given)
+        return len(given), float(sum(graph.types[value].nbytes for value in given))
+
+
 def with_extras(row: KernelRow, launches: int, nbytes: float) -> KernelRow:
     """`row` with more launches, and bytes that are written and read again."""
     return replace(
