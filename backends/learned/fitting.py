@@ -33,7 +33,7 @@ _WEIGHT_MIN: Final = 0.02
 class Measured:
     """Measured kernels of one table on one device, all of one kind and family.
 
-    `extra_s`: what the table's way of timing adds to a kernel, per row. `groups`: rows of one group are never split
+    `extra_s`: what the table's way of timing adds to a kernel, per row, and `timing`: by what it is known. `groups`: rows of one group are never split
     between training and test. `rates`: what the device sustains; `ruled`: the same by the rule, from other chips only.
     """
 
@@ -45,6 +45,7 @@ class Measured:
     groups: npt.NDArray[np.int64]
     rates: Rates
     ruled: Rates
+    timing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

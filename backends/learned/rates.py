@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -216,10 +216,25 @@ def family_peak(device: Device, family: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The file: shares by device, and the rule."""
+    """The file: shares by device, the rule, and what ways of timing add to a kernel by device."""
 
     devices: Mapping[str, Mapping[str, Share]]
     rule: Rule
+    timing: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, dict[str, float]])
+
+    def extra_s(self, timing: str, device: str) -> float:
+        """What a way of timing (`neusight linear`) adds to a kernel on `device`, seconds.
+
+        On a device that it was not measured on: the median over those it was, times what the device is known to need
+        of the same table's other ways (its host is faster or slower); 0 for a way that nobody measured.
+        """
+        measured = self.timing.get(timing, {})
+        if device in measured or not measured:
+            return measured.get(device, 0.0)
+        table = timing.partition(" ")[0]
+        others = [known for name, known in self.timing.items() if name.partition(" ")[0] == table and device in known]
+        ratios = [known[device] / statistics.median(known.values()) for known in others if any(known.values())]
+        return statistics.median(measured.values()) * (statistics.median(ratios) if ratios else 1.0)
 
 
 @cache
@@ -235,7 +250,8 @@ def read_measured(folder: Path = MODELS) -> Measured:
     }
     rule = raw["rule"]
     anchors = tuple(Anchor(**entry) for entry in rule["anchors"])
-    return Measured(devices, Rule(anchors, float(rule["exponent"]), bool(rule["by_lanes"])))
+    rule_of = Rule(anchors, float(rule["exponent"]), bool(rule["by_lanes"]))
+    return Measured(devices, rule_of, raw.get("timing", {}))
 
 
 def rates_for(device: Device, folder: Path = MODELS) -> Rates:

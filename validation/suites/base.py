@@ -17,6 +17,7 @@ from stablecast.backends.analytical.constants import CONSTANTS_FILE
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.collectives import COLLECTIVE_CONSTANTS_FILE
 from stablecast.backends.device import Device
+from stablecast.backends.learned.rates import read_measured
 from stablecast.backends.pricing import price
 from stablecast.backends.registry import Choice
 from stablecast.ir.errors import InputError
@@ -79,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kernel with its measured time; fields as in `Row`."""
+    """A kernel with its measured time; fields as in `Row`. `timing`: how it was timed, where that adds to its time."""
 
     item: str
     kernel: KernelRow
@@ -88,6 +89,7 @@ class Case:
     peers: Mapping[str, float] = field(default_factory=dict[str, float])
     rounding_s: float | None = None
     key: str = ""
+    timing: str = ""
 
 
 Make = Callable[[Device, Record], Case | None]
@@ -158,7 +160,9 @@ class Data:
         estimates = self._price(suite, [case.kernel for case in cases], found)
         if estimates is None:
             return []
-        time, low, high, basis = estimates
+        extra = np.array([read_measured().extra_s(case.timing, device) if case.timing else 0.0 for case in cases])
+        time, low, high = (column + extra for column in estimates[:3])
+        basis = estimates[3]
         seen = bool(fitted) and is_fitted(fitted)
         return [
             make_row(suite, device, case, (float(time[i]), float(low[i]), float(high[i])), str(basis[i]), seen)

@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from stablecast.ir.errors import InputError, near_names
-from stablecast.validation.suites import collectives, hespas, kernels, megatron, neusight, timm, titan, tpu_steps
+from stablecast.validation.suites import (
+    collectives,
+    hespas,
+    kernels,
+    megatron,
+    neusight_models,
+    timm,
+    titan,
+    tpu_steps,
+)
 from stablecast.validation.suites.base import Data, Row, Suite
 
 SUITES: Final[Mapping[str, Suite]] = {
@@ -13,7 +22,7 @@ SUITES: Final[Mapping[str, Suite]] = {
         Suite(
             "neusight",
             "NeuSight: FP32 kernels, operators and models",
-            neusight.run,
+            neusight_models.run,
             "github.com/sitar-lab/NeuSight",
             held_out=True,
         ),

@@ -99,7 +99,7 @@ def train(
         raise InputError(f"{data} holds no training table", f"missing: {', '.join(result.missing[:3])}")
     observations = observe_all(read)
     rule, errors = clocks.choose_rule(observations)
-    result.clocks = _clocks(observations, rule, errors)
+    result.clocks = {**_clocks(observations, rule, errors), "timing": _timing(read)}
     folder.mkdir(parents=True, exist_ok=True)
     if not only or not (folder / DEVICES_FILE).is_file():
         write_json(result.clocks, folder / DEVICES_FILE)
@@ -184,6 +184,16 @@ def _clocks(observations: Sequence[clocks.Observation], rule: Rule, errors: Mapp
             "anchors": [asdict(anchor) for anchor in rule.anchors],
         },
     }
+
+
+def _timing(read: Sequence[tuple[Source, Measured]]) -> dict[str, dict[str, float]]:
+    """What each way of timing adds to a kernel, seconds, by its name and device."""
+    found: dict[str, dict[str, float]] = {}
+    for _, data in read:
+        for label, extra in dict(zip(data.timing, data.extra_s.tolist(), strict=True)).items():
+            if label:
+                found.setdefault(label, {})[data.device.name] = round(extra, 9)
+    return {label: dict(sorted(devices.items())) for label, devices in sorted(found.items())}
 
 
 def versions() -> dict[str, str]:

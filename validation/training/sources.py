@@ -74,8 +74,12 @@ def _only(kernel: Kernel, column: str, *values: str) -> Kernel:
     return lambda device, record: kernel(device, record) if record[column] in values else None
 
 
+def _eager(record: Record) -> str:
+    return f"neusight {record['op']}"
+
+
 def _neusight() -> Iterator[Source]:
-    time, op = _column("latency_ms", _MILLI), _joined("op")
+    time, op = _column("latency_ms", _MILLI), _eager
     for name, kind in (("linear", "matmul"), ("bmm", "bmm")):
         yield Source(
             f"neusight train {name}",

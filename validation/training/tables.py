@@ -1,7 +1,7 @@
 """Training tables as measured kernels: which rows, on which device, of which kind, how they were timed and grouped."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -91,6 +91,7 @@ def _measured(source: Source, device: Device, records: Sequence[Record], notes: 
         np.array([group_number(source.group(record)) for record in chosen], dtype=np.int64),
         _NO_RATES,
         _NO_RATES,
+        tuple(timing),
     )
 
 
@@ -114,8 +115,3 @@ def _extra(table: KernelTable, device: Device, seconds: FloatArray, timing: Sequ
         shortest = float(np.quantile(seconds[own], _SHORTEST))
         found[own] = max(0.0, min(float(np.quantile(rest, _EXTRA_QUANTILE)), shortest - float(base.launch_s[own][0])))
     return found
-
-
-def with_rates(data: Measured, rates: Rates, ruled: Rates) -> Measured:
-    """The same with what the device sustains."""
-    return replace(data, rates=rates, ruled=ruled)
