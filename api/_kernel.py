@@ -78,9 +78,19 @@ def _size(name: str, text: str) -> int | str:
     raise InputError(f"size {name} is '{text}'", "sizes are whole numbers from 1 up")
 
 
-def kernel_time(kind: str, sizes: Mapping[str, int | str], on: str, dtype: str, backend: str) -> KernelAnswer:
-    """The time of one kernel of `kind` on device `on`. Raises `InputError` for wrong names and sizes."""
-    device = Catalogue().resolve(on).device
+def kernel_time(
+    kind: str,
+    sizes: Mapping[str, int | str],
+    on: str,
+    dtype: str,
+    backend: str,
+    catalogue: Catalogue | None = None,
+) -> KernelAnswer:
+    """The time of one kernel of `kind` on device `on` of `catalogue`, by default the installed one.
+
+    Raises `InputError` for wrong names and sizes.
+    """
+    device = (catalogue or Catalogue()).resolve(on).device
     row = kernel_row(kind, device, dtype, **sizes)
     priced = price(KernelTable.of([row]), device, parse_choice(backend))
     estimates = priced.estimates
@@ -96,13 +106,13 @@ def kernel_time(kind: str, sizes: Mapping[str, int | str], on: str, dtype: str, 
     )
 
 
-def kernel_table(path: Path, kind: str, on: str, dtype: str, backend: str) -> str:
+def kernel_table(path: Path, kind: str, on: str, dtype: str, backend: str, catalogue: Catalogue | None = None) -> str:
     """The CSV at `path` with `time_s`, `low_s`, `high_s` and `basis` beside each row.
 
     Columns: `kind` or `op` (else `kind` for all), `dtype` (else `dtype`), and the sizes; empty cells are left out.
     Other columns are carried along if they are no size of the kernel. Raises `InputError` naming file and line.
     """
-    device = Catalogue().resolve(on).device
+    device = (catalogue or Catalogue()).resolve(on).device
     records, columns = _records(path)
     rows: list[KernelRow] = []
     for line, record in enumerate(records, 2):

@@ -61,11 +61,17 @@ def installed_folders() -> tuple[HardwareFolder, ...]:
 class Catalogue:
     """Devices and systems by name. Nothing is read before it is asked for; what was read is kept.
 
-    `folders`: where to look; by default stablecast's own and those of installed packages.
+    `folders`: where to look; by default stablecast's own and those of installed packages. `adjust`: what the caller
+    knows better about a device, applied to each as it is built.
     """
 
-    def __init__(self, folders: Sequence[HardwareFolder] | None = None) -> None:
+    def __init__(
+        self,
+        folders: Sequence[HardwareFolder] | None = None,
+        adjust: Callable[[Device], Device] | None = None,
+    ) -> None:
         self.folders: Final = tuple(installed_folders() if folders is None else folders)
+        self._adjust = adjust or _as_it_is
         self._devices: dict[str, Device] = {}
         self._device_files: dict[str, DeviceFile] = {}
         self._families: dict[str, SystemFile] = {}
@@ -117,7 +123,7 @@ class Catalogue:
         if known not in self._devices:
             path = self.device_paths[known]
             aliases = sorted(alias for alias, target in self.aliases.items() if target == known)
-            self._devices[known] = build_device(known, self.device_file(known), str(path), aliases)
+            self._devices[known] = self._adjust(build_device(known, self.device_file(known), str(path), aliases))
         return self._devices[known]
 
     def device_file(self, name: str, chain: tuple[str, ...] = ()) -> DeviceFile:
@@ -226,7 +232,7 @@ class Catalogue:
 
     def _user_device(self, path: Path, raw: Mapping[str, object]) -> Device:
         file = self._inherit(self._checked_device(path, raw, user=True), path, (str(path),))
-        return build_device(file.name or path.stem, file, str(path))
+        return self._adjust(build_device(file.name or path.stem, file, str(path)))
 
     def _machine(self, name: str, file: SystemFile, asked: str, count: int | None, path: Path) -> System:
         """The system of a machine file: its device, its count unless asked otherwise, its own or a named network."""
@@ -245,6 +251,10 @@ class Catalogue:
             made = self._system(name, device, number, file.system or device.system)
             return replace(made, tiers=build_tiers((file,), device, path.name)) if file.tiers else made
         return build_system(name, device, number, file, str(path.name))
+
+
+def _as_it_is(device: Device) -> Device:
+    return device
 
 
 def split_count(spec: str) -> tuple[str, int | None]:

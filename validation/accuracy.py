@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 import stablecast.backends
+from stablecast.backends.learned.calibration import Calibration
 from stablecast.backends.registry import parse_choice
 from stablecast.ir.errors import InputError
 from stablecast.ir.text import percent, table
@@ -204,10 +205,17 @@ def _column(rows: Sequence[Row], name: str) -> np.ndarray[Any, np.dtype[np.float
 
 
 def run_accuracy(
-    suites: str, folder: Path, backend: str, max_rows: int | None = None, *, examples: bool = True
+    suites: str,
+    folder: Path,
+    backend: str,
+    max_rows: int | None = None,
+    *,
+    examples: bool = True,
+    calibrations: Sequence[Calibration] = (),
 ) -> AccuracyReport:
     """The suites that `suites` names, on the data under `folder`, by `backend`.
 
+    `calibrations`: what was measured on devices beforehand; rows of these products are left out of the score.
     `max_rows`: rows to score of one table and device. `examples`: whether to capture programs that are not on disk.
     A suite without data is skipped with a reason where several were asked for. Raises `InputError` where none can run.
     """
@@ -222,6 +230,7 @@ def run_accuracy(
         data = Data(folder, parse_choice(backend), max_rows or MAX_ROWS)
         data.examples = data.examples if examples else None
         data.capture = examples
+        data.calibrate(calibrations)
         try:
             rows += run_suite(name, data)
         except InputError as error:

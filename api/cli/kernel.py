@@ -15,11 +15,16 @@ from stablecast.ir.errors import InputError
 def kernel(
     context: typer.Context,
     kind: Annotated[
-        str, typer.Argument(help="matmul, conv2d, elementwise, reduce, softmax, layernorm or attention.")
+        str,
+        typer.Argument(
+            help="matmul, conv2d, elementwise, reduce, softmax, layernorm, attention, moe, embedding or copy."
+        ),
     ] = "",
     on: Annotated[str, typer.Option("--on", help="A device.")] = "",
     dtype: Annotated[str, typer.Option("--dtype", help="Element type of the operands.")] = "bf16",
     backend: opt.Backend = "analytical",
+    measured_gemm: opt.MeasuredGemm = [],
+    calibration: opt.CalibrationFile = None,
     table: Annotated[
         Path | None, typer.Option("--table", help="CSV with a row a kernel; its time is written beside it.")
     ] = None,
@@ -33,14 +38,18 @@ def kernel(
         raise InputError("kernel needs a device", "give --on h100-sxm")
     from stablecast._kernel import kernel_table, kernel_time, parse_sizes
 
+    known = opt.catalogue(measured_gemm, calibration)
     if table is not None:
-        text = kernel_table(table, kind, on, dtype, backend)
+        text = kernel_table(table, kind, on, dtype, backend, known)
         if output is None:
             typer.echo(text.rstrip())
         else:
             opt.write_text(output, text)
         return
     if not kind:
-        raise InputError("kernel needs a kind", "matmul, conv2d, elementwise, reduce, softmax, layernorm or attention")
-    answer = kernel_time(kind, parse_sizes(context.args), on, dtype, backend)
+        raise InputError(
+            "kernel needs a kind",
+            "matmul, conv2d, elementwise, reduce, softmax, layernorm, attention, moe, embedding or copy",
+        )
+    answer = kernel_time(kind, parse_sizes(context.args), on, dtype, backend, known)
     typer.echo(jsonlib.dumps(answer.to_dict()) if json else str(answer))

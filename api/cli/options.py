@@ -3,7 +3,7 @@
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import wraps
@@ -17,6 +17,7 @@ from stablecast.ir.errors import InputError
 if TYPE_CHECKING:
     from stablecast._predict import Options
     from stablecast._timeline import TimelineOptions
+    from stablecast.backends.catalogue import Catalogue
     from stablecast.frontends.arguments import ArgumentOptions
     from stablecast.ir.accounting.values import Conventions
 
@@ -30,6 +31,18 @@ Backend = Annotated[
 ]
 Exec = Annotated[
     str, typer.Option("--exec", help="Execution model: auto, xla, xla-aot (XLA itself), inductor or eager.")
+]
+MeasuredGemm = Annotated[
+    list[str],
+    typer.Option(
+        "--measured-gemm",
+        metavar="[DEVICE/]MxNxK:MATH=TIME",
+        help="A product measured on the device, for the learned backend: 4096x4096x4096:fp32=2.7ms.",
+    ),
+]
+CalibrationFile = Annotated[
+    Path | None,
+    typer.Option("--calibration", metavar="FILE", help="YAML of measured products and sustained shares of a device."),
 ]
 Attention = Annotated[
     str, typer.Option("--attention", help="Attention as one kernel: auto (as the model does), flash or as-written.")
@@ -256,6 +269,16 @@ def _spread(group: type[Any]) -> list[inspect.Parameter]:
         )
         for one in fields(group)
     ]
+
+
+def catalogue(measured_gemm: Sequence[str], calibration: Path | None) -> "Catalogue | None":
+    """The catalogue with what the user measured; None where that is nothing."""
+    if not measured_gemm and calibration is None:
+        return None
+    from stablecast.backends.catalogue import Catalogue
+    from stablecast.backends.learned.calibration import adjuster, calibrations
+
+    return Catalogue(adjust=adjuster(calibrations(measured_gemm, calibration)))
 
 
 def one_format(json: bool, csv: bool) -> None:

@@ -31,6 +31,8 @@ def predict(
     input: opt.Input,
     on: On = "",
     backend: opt.Backend = "analytical",
+    measured_gemm: opt.MeasuredGemm = [],
+    calibration: opt.CalibrationFile = None,
     source: opt.SourceChoices = opt.SourceChoices(),
     counting: opt.CountingChoices = opt.CountingChoices(),
     execution: opt.ExecutionChoices = opt.ExecutionChoices(),
@@ -58,7 +60,8 @@ def predict(
     if perfetto is not None:
         opt.writable(perfetto)
     chosen = opt.make_options(source, counting, execution, backend, timeline=timeline)
-    session, *beside = (Session(one, chosen) for one in (input, *role))
+    known = opt.catalogue(measured_gemm, calibration)
+    session, *beside = (Session(one, chosen, known) for one in (input, *role))
     with opt.progress(f"predicting {input}"):
         if not on:
             from stablecast.report.program import program_dict, program_text

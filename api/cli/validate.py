@@ -84,6 +84,8 @@ def accuracy(
     suite: Annotated[str, typer.Option("--suite", help="A suite, several with commas, or all.")] = "all",
     data: Annotated[Path, typer.Option("--data", help="Folder of the measurements.")] = Path("../shared/data"),
     backend: opt.Backend = "analytical",
+    measured_gemm: opt.MeasuredGemm = [],
+    calibration: opt.CalibrationFile = None,
     rows: Annotated[
         int, typer.Option("--rows", help="Rows to score of one table and device; larger tables are thinned.")
     ] = 4000,
@@ -97,12 +99,13 @@ def accuracy(
 ) -> None:
     """How far predictions are from public measurements, a table a suite, peers' own predictions beside them."""
     opt.one_format(json, csv)
+    from stablecast.backends.learned.calibration import calibrations
     from stablecast.validation.accuracy import append_log, run_accuracy, scatter
 
     if rows < 1:
         raise InputError(f"--rows is {rows}", "give a whole number from 1 up")
     with opt.progress(f"scoring {suite}"):
-        report = run_accuracy(suite, data, backend, rows)
+        report = run_accuracy(suite, data, backend, rows, calibrations=calibrations(measured_gemm, calibration))
     target = log or (_LOG if _LOG.is_file() else None)
     if target is not None:
         append_log(report, target)

@@ -15,6 +15,7 @@ from stablecast.backends.device import Device
 from stablecast.backends.estimates import FloatArray
 from stablecast.backends.learned import frame
 from stablecast.backends.learned.rates import Rates, chip_of
+from stablecast.backends.learned.smooth import Quadratic, fit_quadratic
 from stablecast.backends.learned.store import UNSEEN, Model, key_of
 from stablecast.backends.learned.trees import pack
 from stablecast.ir.kernels import KernelTable
@@ -25,7 +26,7 @@ TRUSTS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 INTERVAL: Final = 0.8
 _REGIMES: Final = 6
 _REGIME_ROWS_MIN: Final = 60
-_LEAST_SHARE: Final = 0.25
+_LEAST_SHARE: Final = 0.2
 _WEIGHT_MIN: Final = 0.02
 
 
@@ -33,8 +34,9 @@ _WEIGHT_MIN: Final = 0.02
 class Measured:
     """Measured kernels of one table on one device, all of one kind and family.
 
-    `extra_s`: what the table's way of timing adds to a kernel, per row, and `timing`: by what it is known. `groups`: rows of one group are never split
-    between training and test. `rates`: what the device sustains; `ruled`: the same by the rule, from other chips only.
+    `extra_s`: what the table's way of timing adds to a kernel, per row, and `timing`: by what it is known. `groups`:
+    rows of one group are never split between training and test. `rates`: what the device sustains;
+    `ruled`: the same by the rule, from other chips only.
     """
 
     table: str
@@ -88,7 +90,7 @@ def _samples(kind: str, data: Measured, rates: Rates) -> Samples:
     every = np.ones(len(data.kernels), dtype=np.bool_)
     columns = frame.features(kind, data.kernels, base, every, data.device)
     base_s = base.launch_s + base.core_s
-    own = np.maximum(data.measured_s - data.extra_s, _LEAST_SHARE * base_s)
+    own = np.maximum(data.measured_s - data.extra_s, _LEAST_SHARE * np.minimum(data.measured_s, base_s))
     # how much of the measured time is the kernel's own: that much the target moves it
     weight = np.clip(base_s / np.maximum(data.measured_s, base_s), _WEIGHT_MIN, 1.0)
     rows = len(data.kernels)
@@ -107,13 +109,17 @@ def _samples(kind: str, data: Measured, rates: Rates) -> Samples:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Size and speed of the trees; chosen on training tables by rows left out."""
+    """Size and speed of the trees; chosen on training tables by rows left out.
+
+    `quadratic`: damping of a quadratic that the trees then correct; 0 for none.
+    """
 
     trees: int = 300
     leaves: int = 31
     rate: float = 0.1
     least_rows: int = 10
     l2: float = 1.0
+    quadratic: float = 0.0
 
 
 def regressor(setting: Setting) -> Any:
@@ -132,10 +138,27 @@ def regressor(setting: Setting) -> Any:
     )
 
 
-def fit(samples: Samples, chosen: npt.NDArray[np.bool_], setting: Setting) -> Any:
-    """A regressor fitted on the chosen rows."""
-    matrix = matrix_of(samples)[chosen]
-    return regressor(setting).fit(matrix, samples.target[chosen], sample_weight=samples.weight[chosen])
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What was fitted: trees, and the quadratic under them where the setting asks for one."""
+
+    trees: Any
+    quadratic: Quadratic | None
+
+    def predict(self, matrix: FloatArray) -> FloatArray:
+        """The correction of every row of a matrix of features."""
+        found = np.asarray(self.trees.predict(matrix), dtype=np.float64)
+        return found if self.quadratic is None else found + self.quadratic.predict(list(matrix.T))
+
+
+def fit(samples: Samples, chosen: npt.NDArray[np.bool_], setting: Setting) -> Fitted:
+    """A model fitted on the chosen rows."""
+    matrix, target, weight = matrix_of(samples)[chosen], samples.target[chosen], samples.weight[chosen]
+    quadratic = None
+    if setting.quadratic:
+        quadratic = fit_quadratic(matrix, target, weight, setting.quadratic)
+        target = target - quadratic.predict(list(matrix.T))
+    return Fitted(regressor(setting).fit(matrix, target, sample_weight=weight), quadratic)
 
 
 def matrix_of(samples: Samples) -> FloatArray:
@@ -184,7 +207,8 @@ def train_model(kind: str, family: str, data: Sequence[Measured], setting: Setti
     edges = _edges(samples.columns["size"])
     low, high = _intervals(samples, inside, ruled, unseen, edges)
     everything = np.ones(len(samples), dtype=np.bool_)
-    trees = pack(fit(samples, everything, setting), len(samples.columns))
+    fitted = fit(samples, everything, setting)
+    trees = pack(fitted.trees, len(samples.columns))
     columns = list(samples.columns.values())
     devices = tuple(sorted(set(map(str, samples.device))))
     platform = data[0].device.kind
@@ -197,7 +221,7 @@ def train_model(kind: str, family: str, data: Sequence[Measured], setting: Setti
         "splits": f"{FOLDS} folds by group (see `group` of each table), and one chip left out at a time",
         "seen_devices": _errors(samples, samples.ratio(inside)),
         "unseen_devices": _errors(ruled, ruled.ratio(unseen)) if np.isfinite(across).all() else {},
-        "coverage": _coverage(samples, inside, edges, low, high),
+        "coverage": _coverage(samples, inside, edges),
         "domain": {name: [float(values.min()), float(values.max())] for name, values in samples.columns.items()},
     }
     return Model(
@@ -211,6 +235,7 @@ def train_model(kind: str, family: str, data: Sequence[Measured], setting: Setti
         high,
         (np.array([values.min() for values in columns]), np.array([values.max() for values in columns])),
         card,
+        fitted.quadratic,
     )
 
 
@@ -253,27 +278,26 @@ def _by_regime(score: FloatArray, regime: npt.NDArray[np.int64], count: int) -> 
     return np.minimum(low, 0.0), np.maximum(high, 0.0)
 
 
-def _coverage(
-    samples: Samples,
-    inside: FloatArray,
-    edges: FloatArray,
-    low: Mapping[str, FloatArray],
-    high: Mapping[str, FloatArray],
-) -> dict[str, Any]:
-    """Share of left-out rows in their interval, and its median half width, by device."""
+def _coverage(samples: Samples, inside: FloatArray, edges: FloatArray) -> dict[str, Any]:
+    """Share of left-out rows in the interval that the other half of the groups gives, and its median half width."""
     regime = np.searchsorted(edges, samples.columns["size"])
     score = -np.log(samples.ratio(inside))
+    half = _fold_of(samples.groups, 2)
     found: dict[str, Any] = {}
     for device in map(str, np.unique(samples.device)):
-        mine = samples.device == device
-        lows, highs = low[device][regime[mine]], high[device][regime[mine]]
-        held = (score[mine] >= lows) & (score[mine] <= highs)
-        width = 0.5 * (np.exp(highs) - np.exp(lows))
-        found[device] = {
-            "rows": int(mine.sum()),
-            "covered": _round(held.mean()),
-            "half_width": _round(np.median(width)),
-        }
+        held: list[npt.NDArray[np.bool_]] = []
+        width: list[FloatArray] = []
+        for number in (0, 1):
+            mine = samples.device == device
+            known, asked = mine & (half != number), mine & (half == number)
+            if known.any() and asked.any():
+                low, high = _by_regime(score[known], regime[known], len(edges) + 1)
+                lows, highs = low[regime[asked]], high[regime[asked]]
+                held.append((score[asked] >= lows) & (score[asked] <= highs))
+                width.append(0.5 * (np.exp(highs) - np.exp(lows)))
+        covered = _round(np.concatenate(held).mean()) if held else 0.0
+        half_width = _round(np.median(np.concatenate(width))) if width else 0.0
+        found[device] = {"rows": int((samples.device == device).sum()), "covered": covered, "half_width": half_width}
     return found
 
 

@@ -95,10 +95,17 @@ def base_of(table: KernelTable, device: Device, rates: Rates) -> Base:
     constants = sustained_constants(device, rates)
     rows = classes.Rows.of(table, matrix_rates(table.math, table.in_dtype, device), device)
     compute, memory, extra = classes.parts(rows, device, constants)
+    memory = memory * _seen_share(table)
     core = classes.p_norm(compute, memory, constants["overlap"]) + extra
     launch = constants["launch"] * np.maximum(rows.launches, 1.0)
     floor = np.maximum(rows.useful / rows.peak, rows.nbytes / device.hbm_bytes_per_s.value)
     return Base(rows, compute, memory, core, launch, floor)
+
+
+def _seen_share(table: KernelTable) -> FloatArray:
+    """Share of the cached keys that one new token reads: those in its window."""
+    windowed = (table.window > 0) & (table.phase == "decode") & (table.skv > table.window)
+    return np.where(windowed, table.window / np.maximum(table.skv, 1), 1.0)
 
 
 def features(kind: str, table: KernelTable, base: Base, mask: BoolArray, device: Device) -> dict[str, FloatArray]:
@@ -107,7 +114,7 @@ def features(kind: str, table: KernelTable, base: Base, mask: BoolArray, device:
     if kind in PRODUCTS:
         found |= _product(kind, table, base, mask, device)
     elif kind in STREAMS:
-        found |= _stream(table, mask)
+        found |= _stream(table, mask, device)
     else:
         found |= _attention(table, mask, device)
     return found
@@ -161,6 +168,9 @@ def _product(kind: str, table: KernelTable, base: Base, mask: BoolArray, device:
         "filled_k": k / (np.ceil(k / 128.0) * 128.0),
         "out_width": _log(base.rows.table.bytes_written[mask] / np.maximum(batch * m * n, 1.0)),
     }
+    if device.kind == "tpu":
+        found["padded"] = _log(np.ceil(m / 8.0) * np.ceil(n / 128.0) * np.ceil(k / 128.0))
+        found["ragged"] = 4.0 * (m % 128 > 0) + 2.0 * (n % 128 > 0) + (k % 128 > 0)
     for high, wide in _TILES:
         waves = batch * np.ceil(m / high) * np.ceil(n / wide) / cores
         found[f"waves_{high}x{wide}"] = _log(waves)
@@ -190,10 +200,11 @@ def _skew(routing: TextArray) -> FloatArray:
     return found
 
 
-def _stream(table: KernelTable, mask: BoolArray) -> dict[str, FloatArray]:
+def _stream(table: KernelTable, mask: BoolArray, device: Device) -> dict[str, FloatArray]:
     elems, reduced = _column(table, "elems", mask), _column(table, "reduced", mask)
     nbytes = _column(table, "bytes_read", mask) + _column(table, "bytes_written", mask)
-    return {
+    found = {} if device.kind != "tpu" else _layout(table, mask, elems)
+    return found | {
         "elems": _log(elems),
         "reduced": _log(reduced),
         "rows": _log(np.maximum(elems / reduced, 1.0)),
@@ -202,6 +213,22 @@ def _stream(table: KernelTable, mask: BoolArray) -> dict[str, FloatArray]:
         "bytes_per_element": nbytes / elems,
         "operations": np.minimum(_column(table, "vector_flops", mask, 0.0) / elems, 64.0),
         "transcendentals": np.minimum(_column(table, "transcendentals", mask, 0.0) / elems, 16.0),
+    }
+
+
+def _layout(table: KernelTable, mask: BoolArray, elems: FloatArray) -> dict[str, FloatArray]:
+    """How elements fill registers of 8 x 128 on a TPU; a row that says no shape is taken for a vector."""
+    high, wide = _column(table, "m", mask, 0.0), _column(table, "n", mask, 0.0)
+    flat = wide <= 1
+    wide, high = np.where(flat, np.maximum(high, elems), wide), np.where(flat, 1.0, high)
+    padded = np.ceil(wide / 128.0) * 128.0 * np.where(flat, 1.0, np.ceil(high / 8.0) * 8.0)
+    return {
+        "flat": flat.astype(np.float64),
+        "wide": _log(wide),
+        "high": _log(np.maximum(high, 1.0)),
+        "padded": _log(padded),
+        "filled": elems / padded,
+        "tiles": np.minimum(padded / 1024.0, 4096.0),
     }
 
 

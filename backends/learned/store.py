@@ -11,6 +11,7 @@ import numpy as np
 
 from stablecast.backends.estimates import BoolArray, FloatArray
 from stablecast.backends.learned.rates import MODELS
+from stablecast.backends.learned.smooth import Quadratic
 from stablecast.backends.learned.trees import Trees
 from stablecast.ir.errors import InputError
 
@@ -29,6 +30,7 @@ def key_of(kind: str, family: str, platform: str) -> str:
 class Model:
     """One trained model: log(measured / base) from `features`, what it has seen, and how far off it was.
 
+    `quadratic`: added to the trees, where the model has one.
     `trust`: share of the correction that a device takes which the model has not seen. `low`, `high`: by device (and
     `unseen`) and regime, the interval of log(measured / predicted) that held 80 % of the rows left out of training;
     regimes are cut at `edges` of the feature `size`. `domain`: least and largest value of each feature.
@@ -44,10 +46,14 @@ class Model:
     high: Mapping[str, FloatArray]
     domain: tuple[FloatArray, FloatArray]
     card: Mapping[str, Any]
+    quadratic: Quadratic | None = None
 
     def correction(self, columns: Mapping[str, FloatArray], device: str) -> FloatArray:
         """Log of time over base, per row; damped where the device was never seen."""
-        raw = self.trees.predict([columns[name] for name in self.features])
+        own = [columns[name] for name in self.features]
+        raw = self.trees.predict(own)
+        if self.quadratic is not None:
+            raw = raw + self.quadratic.predict(own)
         return raw if device in self.devices else raw * self.trust
 
     def outside(self, columns: Mapping[str, FloatArray]) -> FloatArray:
@@ -81,6 +87,7 @@ def write_model(model: Model, folder: Path) -> None:
     """Write both files; each appears only when complete. The same model gives the same bytes."""
     arrays = {
         **{f"trees.{name}": values for name, values in model.trees.arrays().items()},
+        **({f"quadratic.{name}": v for name, v in model.quadratic.arrays().items()} if model.quadratic else {}),
         "edges": model.edges,
         "domain.low": model.domain[0],
         "domain.high": model.domain[1],
@@ -138,9 +145,15 @@ def _read(path: Path, card_path: Path, _changed: int) -> Model:
             {name[5:]: values for name, values in arrays.items() if name.startswith("high.")},
             (arrays["domain.low"], arrays["domain.high"]),
             card,
+            _quadratic(arrays),
         )
     except (OSError, KeyError, ValueError) as error:
         raise InputError(f"the model file {path} cannot be read: {error}", "train again, or reinstall") from None
+
+
+def _quadratic(arrays: Mapping[str, Any]) -> Quadratic | None:
+    own = {name[10:]: values for name, values in arrays.items() if name.startswith("quadratic.")}
+    return Quadratic.of(own) if own else None
 
 
 def model_keys(folder: Path = MODELS) -> tuple[str, ...]:

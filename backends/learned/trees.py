@@ -74,7 +74,7 @@ class Trees:
     @cached_property
     def _tables(self) -> list[tuple[list[tuple[int, npt.NDArray[np.uint32]]], FloatArray]]:
         """For each tree: by feature, the leaves that remain for each bin; and the values of its leaves."""
-        ends = [*self.leaf_start[1:].tolist(), len(self.leaf)]
+        ends = [*self.leaf_start[1:].tolist(), len(self.leaf)][: self.count]
         first = np.searchsorted(self.tree, np.arange(self.count + 1))
         found: list[tuple[list[tuple[int, npt.NDArray[np.uint32]]], FloatArray]] = []
         feature, cut = self.feature.tolist(), self.cut.tolist()

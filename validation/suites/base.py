@@ -17,7 +17,9 @@ from stablecast.backends.analytical.constants import CONSTANTS_FILE
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.collectives import COLLECTIVE_CONSTANTS_FILE
 from stablecast.backends.device import Device
+from stablecast.backends.learned.calibration import FORM, Calibration, MeasuredGemm, adjuster
 from stablecast.backends.learned.rates import read_measured
+from stablecast.backends.learned.store import model_keys, read_model
 from stablecast.backends.pricing import price
 from stablecast.backends.registry import Choice
 from stablecast.ir.errors import InputError
@@ -28,6 +30,7 @@ Record = Mapping[str, str]
 MAX_ROWS: Final = 4000
 """Rows that are scored of one table and device; a larger table is thinned with a fixed seed."""
 
+ANALYTICAL: Final = Choice()
 _SEED: Final = 0
 
 
@@ -118,6 +121,25 @@ class Data:
     missing: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
     hashes: dict[str, str] = field(default_factory=dict[str, str])
+    given: tuple[MeasuredGemm, ...] = ()
+
+    def calibrate(self, found: Sequence[Calibration]) -> None:
+        """Use what was measured on devices beforehand, and leave the measured products out of the score.
+
+        Raises `InputError` for a product that names no device.
+        """
+        self.given = tuple(gemm for calibration in found for gemm in calibration.gemms)
+        if not all(gemm.device for gemm in self.given):
+            raise InputError("a measured product needs its device here", f"write {FORM}")
+        self.catalogue = Catalogue(adjust=adjuster(found))
+
+    def _is_given(self, device: str, row: KernelRow) -> bool:
+        return any(
+            gemm.device == device
+            and (gemm.m, gemm.n, gemm.k, gemm.batch) == (row.m, row.n, row.k, row.batch)
+            and gemm.row(self.catalogue.device(device)).math == row.math
+            for gemm in self.given
+        )
 
     def read(self, path: str) -> list[Record]:
         """The rows of a table, none where the folder does not hold it (then it is in `missing`)."""
@@ -155,6 +177,8 @@ class Data:
         """
         found = self.catalogue.device(device)
         cases = [case for record in records if (case := make(found, record)) is not None and case.measured_s > 0]
+        if self.given:
+            cases = [case for case in cases if not self._is_given(device, case.kernel)]
         if not cases:
             return []
         estimates = self._price(suite, [case.kernel for case in cases], found)
@@ -163,7 +187,7 @@ class Data:
         extra = np.array([read_measured().extra_s(case.timing, device) if case.timing else 0.0 for case in cases])
         time, low, high = (column + extra for column in estimates[:3])
         basis = estimates[3]
-        seen = bool(fitted) and is_fitted(fitted)
+        seen = bool(fitted) and is_fitted(fitted, self.choice)
         return [
             make_row(suite, device, case, (float(time[i]), float(low[i]), float(high[i])), str(basis[i]), seen)
             for i, case in enumerate(cases)
@@ -206,8 +230,17 @@ def _fit_sources() -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in files if path.is_file())
 
 
-def is_fitted(table: str) -> bool:
-    """Whether the shipped constants name `table` among the tables that they were fitted on."""
+@cache
+def _learned_tables() -> frozenset[str]:
+    models = [read_model(key) for key in model_keys()]
+    return frozenset(str(entry["table"]) for model in models if model for entry in model.card["data"])
+
+
+def is_fitted(table: str, choice: Choice = ANALYTICAL) -> bool:
+    """Whether what prices with `choice` names `table` among the tables that it was fitted on."""
+    learned = "learned" in choice.names
+    if learned and any(known.startswith(table) or table.startswith(known) for known in _learned_tables()):
+        return True
     return table in _fit_sources()
 
 

@@ -1,6 +1,7 @@
 """Kernel tables of several sources: DeepBench, Vidur, LLMCompass, TPU v4, and large tables of matrix products."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from stablecast.backends import kernel_specs as specs
@@ -29,6 +30,14 @@ _XLA: Final[Mapping[str, str]] = {"sm_90": "h100-sxm", "sm_100_B200": "b200-sxm"
 _XLA_TYPES: Final[Mapping[str, str]] = {"bf16": "bf16", "f32": "f32", "f16": "f16"}
 _VIDUR: Final[Mapping[str, str]] = {"a100": "a100-sxm-80gb", "a40": "a40"}
 _TPU_INPUTS: Final[Mapping[str, int]] = {"add": 2, "mul": 2, "sub": 2, "div": 2}
+_TPU_OPERATIONS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("binary", "binary_step", "linear"), 2),
+    **dict.fromkeys(("leaky", "leaky_relu", "sigmoid"), 3),
+    **dict.fromkeys(("parametric", "parametric_relu", "elu"), 4),
+    **dict.fromkeys(("selu", "div"), 5),
+}
+"""Arithmetic operations an element (comparison, selection, scaling, ...) beside one transcendental."""
+
 _TPU_SMOOTH: Final = frozenset({"elu", "selu", "sigmoid", "tanh"})
 
 
@@ -86,7 +95,7 @@ def vidur(data: Data) -> list[Row]:
             [record for record in records if record["gpu"] == gpu], f"vidur on {device}", len(VIDUR_LAYERS)
         )
         for column, make in VIDUR_LAYERS.items():
-            rows += data.kernels("vidur", device, own, vidur_case(column, make))
+            rows += data.kernels("vidur", device, own, vidur_case(column, make), f"vidur {column}")
     return rows
 
 
@@ -167,7 +176,7 @@ def tpu_v4(data: Data) -> list[Row]:
     others = [record for record in data.read("tpu_v4_kernels/nonmatmul_fp16.csv") if record["series"] in TPU_SERIES]
     return [
         *data.kernels("tpu-v4", "tpu-v4", aligned, tpu_product, "tpu_v4 matmul"),
-        *data.kernels("tpu-v4", "tpu-v4", misaligned, _tpu_misaligned),
+        *data.kernels("tpu-v4", "tpu-v4", misaligned, _tpu_misaligned, "tpu_v4 matmul_fp16_misaligned"),
         *data.kernels("tpu-v4", "tpu-v4", others, tpu_elementwise, "tpu_v4 elementwise"),
     ]
 
@@ -191,10 +200,14 @@ def _tpu_misaligned(device: Device, record: Record) -> Case:
 
 
 def tpu_elementwise(device: Device, record: Record) -> Case:
-    """A row of the TPU v4's elementwise kernels."""
+    """A row of the TPU v4's elementwise kernels; the extents go into the row, since they decide its layout."""
     elements = whole(record, "elements")[0]
     kind = record["op"]
     row = specs.elementwise(device, "f16", elements, 1, _TPU_INPUTS.get(kind, 1), int(kind in _TPU_SMOOTH))
+    extents = [int(extent) for extent in record["shape"].split("x") if extent] or [elements]
+    wide = extents[-1]
+    row = replace(row, m=elements // wide, n=wide) if len(extents) > 1 else row
+    row = replace(row, vector_flops=float(elements * _TPU_OPERATIONS.get(kind, 1)))
     return Case(f"{kind} {record['shape']} f16", row, number(record, "mean_us") * _MICRO, "elementwise")
 
 

@@ -367,7 +367,7 @@ def _tpu_v4() -> Iterator[Source]:
         "half",
         _only(_case(cases.tpu_elementwise), "series", *sorted(cases.TPU_SERIES)),
         _column("mean_us", _MICRO),
-        _joined("shape", "op"),
+        _joined("shape", "elements", "op"),
         device="",
     )
 
@@ -384,8 +384,6 @@ def _tpu_v6e() -> Iterator[Source]:
         _token_block,
     )
     yield layers
-    norms = ("input_layernorm", "post_layernorm", "final_layernorm")
-    yield replace(layers, name="tpu v6e norms", kind="layernorm", make=_only(_v6e_norm, "layer", *norms))
     yield replace(layers, name="tpu v6e embedding", kind="gather", make=_only(_v6e_embedding, "layer", "embedding"))
     for kind, kernel in (("attention_prefill", _v6e_prefill), ("attention_decode", _v6e_decode)):
         yield Source(
@@ -402,10 +400,6 @@ def _tpu_v6e() -> Iterator[Source]:
 
 def _token_block(record: Record) -> str:
     return str(whole(record, "tokens")[0] // _TPU_TOKENS_HELD_TOGETHER)
-
-
-def _v6e_norm(device: Device, record: Record) -> KernelRow:
-    return specs.layernorm(device, "bf16", whole(record, "tokens")[0], 4096)
 
 
 def _v6e_embedding(device: Device, record: Record) -> KernelRow:
