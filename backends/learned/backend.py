@@ -1,7 +1,7 @@
 """`LearnedBackend`: a physical base, corrected by models that were trained on public measurements."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from stablecast.backends.device import Device
 from stablecast.backends.estimates import BoolArray, Estimates, FloatArray, Source, TextArray
 from stablecast.backends.learned import frame
 from stablecast.backends.learned.rates import MODELS, Rates, rates_for
-from stablecast.backends.learned.store import Model, key_of, read_model
+from stablecast.backends.learned.store import UNSEEN, Model, key_of, read_model
 from stablecast.ir.kernels import KernelTable
 
 _CORRECTION_MAX: Final = 3.0
@@ -86,9 +86,25 @@ class LearnedBackend:
         for of_kind in np.unique(kind):
             for of_family in np.unique(family[kind == of_kind]):
                 if of_kind and of_family:
-                    model = read_model(key_of(str(of_kind), str(of_family), device.kind), self.folder)
+                    model = self._model(str(of_kind), str(of_family), device.kind)
                     if model is not None:
                         yield model, (kind == of_kind) & (family == of_family)
+
+    def _model(self, kind: str, family: str, platform: str) -> Model | None:
+        """The model of a kind and family; streams of 16 bits without one borrow that of 32, as on an unseen device."""
+        model = read_model(key_of(kind, family, platform), self.folder)
+        if model is None and family == "half" and kind in frame.STREAMS:
+            borrowed = read_model(key_of(kind, "fp32", platform), self.folder)
+            return (
+                replace(borrowed, devices=(), low=_unseen(borrowed.low), high=_unseen(borrowed.high))
+                if borrowed
+                else None
+            )
+        return model
+
+
+def _unseen(by_device: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+    return {UNSEEN: by_device[UNSEEN]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,7 @@ def train_model(kind: str, family: str, data: Sequence[Measured], setting: Setti
         "splits": f"{FOLDS} folds by group (see `group` of each table), and one chip left out at a time",
         "seen_devices": _errors(samples, samples.ratio(inside)),
         "unseen_devices": _errors(ruled, ruled.ratio(unseen)) if np.isfinite(across).all() else {},
+        "by_table": _by_table(samples, samples.ratio(inside)),
         "coverage": _coverage(samples, inside, edges),
         "domain": {name: [float(values.min()), float(values.max())] for name, values in samples.columns.items()},
     }
@@ -314,6 +315,16 @@ def _errors(samples: Samples, ratio: FloatArray) -> dict[str, Any]:
             if (mine & (regime == number)).any()
         }
         found[device] = {**error_summary(ratio[mine]), "by_regime": by_regime}
+    return found
+
+
+def _by_table(samples: Samples, ratio: FloatArray) -> list[dict[str, Any]]:
+    """Errors of left-out rows by table and device."""
+    found: list[dict[str, Any]] = []
+    for table in map(str, np.unique(samples.table)):
+        for device in map(str, np.unique(samples.device[samples.table == table])):
+            own = (samples.table == table) & (samples.device == device)
+            found.append({"table": table, "device": device, **error_summary(ratio[own])})
     return found
 
 

@@ -18,7 +18,6 @@ from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.collectives import COLLECTIVE_CONSTANTS_FILE
 from stablecast.backends.device import Device
 from stablecast.backends.learned.calibration import FORM, Calibration, MeasuredGemm, adjuster
-from stablecast.backends.learned.rates import read_measured
 from stablecast.backends.learned.store import model_keys, read_model
 from stablecast.backends.pricing import price
 from stablecast.backends.registry import Choice
@@ -83,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kernel with its measured time; fields as in `Row`. `timing`: how it was timed, where that adds to its time."""
+    """A kernel with its measured time; fields as in `Row`. `extra_s`: what its way of timing adds to it."""
 
     item: str
     kernel: KernelRow
@@ -92,7 +91,7 @@ class Case:
     peers: Mapping[str, float] = field(default_factory=dict[str, float])
     rounding_s: float | None = None
     key: str = ""
-    timing: str = ""
+    extra_s: float = 0.0
 
 
 Make = Callable[[Device, Record], Case | None]
@@ -184,7 +183,7 @@ class Data:
         estimates = self._price(suite, [case.kernel for case in cases], found)
         if estimates is None:
             return []
-        extra = np.array([read_measured().extra_s(case.timing, device) if case.timing else 0.0 for case in cases])
+        extra = np.array([case.extra_s for case in cases])
         time, low, high = (column + extra for column in estimates[:3])
         basis = estimates[3]
         seen = bool(fitted) and is_fitted(fitted, self.choice)

@@ -1,4 +1,4 @@
-"""Kernel tables of several sources: DeepBench, Vidur, LLMCompass, TPU v4, and large tables of matrix products."""
+"""Kernel tables of several sources: DeepBench, Vidur, TPU v4, and large tables of matrix products."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -144,39 +144,14 @@ VIDUR_LAYERS: Final[Mapping[str, str]] = {
 }
 
 
-def llmcompass(data: Data) -> list[Row]:
-    """Operators on an A100 and an MI210; the A100's labels include the host's launch."""
-    records = data.read("llmcompass/ops.csv")
-    rows: list[Row] = []
-    for name, device in (("A100", "a100-sxm-80gb"), ("MI210", "mi210")):
-        rows += data.kernels("llmcompass", device, [record for record in records if record["device"] == name], _compass)
-    return rows
-
-
-def _compass(device: Device, record: Record) -> Case | None:
-    m, n, k = whole(record, "m", "n", "k")
-    kind = record["op"]
-    if record["dtype"] != "fp16":
-        return None  # the source does not say which type ran
-    if kind == "matmul":
-        row = specs.matmul(device, "f16", m, n, k)
-    elif kind == "softmax":
-        row = specs.softmax(device, "f16", m, n)
-    elif kind == "layernorm":
-        row = specs.layernorm(device, "f16", m, n)
-    else:
-        row = specs.elementwise(device, "f16", m, max(n, 1), 1, 1)
-    return Case(f"{kind} {m}x{n}x{k} f16", row, number(record, "latency_ms") * _MILLI, kind)
-
-
 def tpu_v4(data: Data) -> list[Row]:
     """Products and elementwise kernels of a TPU v4; the misaligned products have the peer's prediction."""
     aligned = data.read("tpu_v4_kernels/matmul_fp16.csv")
     misaligned = data.read("tpu_v4_kernels/matmul_fp16_misaligned.csv")
     others = [record for record in data.read("tpu_v4_kernels/nonmatmul_fp16.csv") if record["series"] in TPU_SERIES]
     return [
-        *data.kernels("tpu-v4", "tpu-v4", aligned, tpu_product, "tpu_v4 matmul"),
-        *data.kernels("tpu-v4", "tpu-v4", misaligned, _tpu_misaligned, "tpu_v4 matmul_fp16_misaligned"),
+        *data.kernels("tpu-v4", "tpu-v4", aligned, tpu_product, "tpu_v4 products"),
+        *data.kernels("tpu-v4", "tpu-v4", misaligned, _tpu_misaligned, "tpu_v4 products misaligned"),
         *data.kernels("tpu-v4", "tpu-v4", others, tpu_elementwise, "tpu_v4 elementwise"),
     ]
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from stablecast.backends import kernel_specs as specs
 from stablecast.backends.device import Device
+from stablecast.backends.learned.rates import read_measured
 from stablecast.ir.kernels import KernelRow
 from stablecast.validation.suites.base import Case, Data, Record, Row, number, whole
 
@@ -56,7 +57,13 @@ def product(device: Device, record: Record) -> Case:
     kind = record["op"]
     row = specs.matmul(device, "f32", m, n, k, batch) if kind == "bmm" else specs.matmul(device, "f32", batch * m, n, k)
     item = f"{kind} {batch}x{m}x{n}x{k} f32"
-    return Case(item, plain(row), number(record, "latency_ms") * _MILLI, f"kernel {kind}", timing=f"neusight {kind}")
+    return Case(
+        item,
+        plain(row),
+        number(record, "latency_ms") * _MILLI,
+        f"kernel {kind}",
+        extra_s=read_measured().extra_s(f"neusight {kind}", device.name),
+    )
 
 
 def half_product(device: Device, record: Record) -> Case:
@@ -77,7 +84,7 @@ def vector(device: Device, record: Record) -> Case:
         vector_row(device, kind, rows, columns),
         number(record, "latency_ms") * _MILLI,
         group,
-        timing=f"neusight {kind}",
+        extra_s=read_measured().extra_s(f"neusight {kind}", device.name),
     )
 
 

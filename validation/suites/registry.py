@@ -8,6 +8,7 @@ from stablecast.validation.suites import (
     collectives,
     hespas,
     kernels,
+    llmcompass,
     megatron,
     neusight_models,
     timm,
@@ -36,7 +37,7 @@ SUITES: Final[Mapping[str, Suite]] = {
         Suite(
             "llmcompass",
             "LLMCompass: FP16 operators",
-            kernels.llmcompass,
+            llmcompass.run,
             "github.com/PrincetonUniversity/LLMCompass",
             held_out=True,
         ),

@@ -39,6 +39,14 @@ _SXM: Final = {
     "b200_sxm": ("B200-SXM", "b200-sxm"),
 }
 _XLA: Final = {"sm_90": "h100-sxm", "sm_100_B200": "b200-sxm", "gfx950": "mi355x"}
+_SERVED: Final = (
+    ("trtllm", "bfloat16", "half"),
+    ("sglang", "bfloat16", "half"),
+    ("vllm", "bfloat16", "half"),
+    ("trtllm", "fp8", "fp8"),
+)
+"""Framework, its name of the type, family; vllm's fp8 kernels scale their operands in another way."""
+
 _TPU_TOKENS_HELD_TOGETHER: Final = 64
 
 
@@ -140,17 +148,17 @@ def _aiconfigurator() -> Iterator[Source]:
     for part, (label, device) in _SXM.items():
         where = {label: device}
         time = _column("latency_us", _MICRO)
-        for dtype, element, family in (("bfloat16", "bf16", "half"), ("fp8", "fp8", "fp8")):
+        for framework, dtype, family in _SERVED:
             yield Source(
-                f"aiconfigurator gemm {element}",
+                f"aiconfigurator gemm {family} {framework}",
                 f"aiconfigurator/gemm_{part}.csv.gz",
                 where,
                 "matmul",
                 family,
-                _gemm(dtype, element),
+                _only(_gemm(dtype, "bf16" if family == "half" else "fp8"), "framework", framework),
                 time,
                 _joined("n", "k"),
-                rows=10000,
+                rows=9000 if family == "half" else 14000,
             )
         shape = _joined("num_heads", "num_key_value_heads", "head_dim", "window_size", "batch_size")
         for phase, kernel in (("context", _prefill), ("generation", _decode)):
@@ -180,8 +188,8 @@ def _aiconfigurator() -> Iterator[Source]:
 
 def _gemm(dtype: str, element: str) -> Kernel:
     def kernel(device: Device, record: Record) -> KernelRow | None:
-        if record["dtype"] != dtype or (record["framework"] == "vllm" and dtype == "fp8"):
-            return None  # vllm's fp8 kernels scale their operands in another way
+        if record["dtype"] != dtype:
+            return None
         m, n, k = whole(record, "m", "n", "k")
         return specs.matmul(device, element, m, n, k, out="bf16")
 
@@ -347,18 +355,24 @@ def _tpu_v4() -> Iterator[Source]:
     everywhere = {"": "tpu-v4"}
     shape = _joined("m", "n", "k")
     product = _case(cases.tpu_product)
-    for name, column in (("matmul_fp16", "mean_us"), ("matmul_fp16_misaligned", "measured_us")):
+    aligned = "tpu_v4_kernels/matmul_fp16.csv"
+    for regime in ("128", "1024", "4096"):
+        make = _only(product, "regime", regime)
+        time = _column("mean_us", _MICRO)
         yield Source(
-            f"tpu_v4 {name}",
-            f"tpu_v4_kernels/{name}.csv",
-            everywhere,
-            "matmul",
-            "half",
-            product,
-            _column(column, _MICRO),
-            shape,
-            device="",
+            f"tpu_v4 products to {regime}", aligned, everywhere, "matmul", "half", make, time, shape, device=""
         )
+    yield Source(
+        "tpu_v4 products misaligned",
+        "tpu_v4_kernels/matmul_fp16_misaligned.csv",
+        everywhere,
+        "matmul",
+        "half",
+        product,
+        _column("measured_us", _MICRO),
+        shape,
+        device="",
+    )
     yield Source(
         "tpu_v4 elementwise",
         "tpu_v4_kernels/nonmatmul_fp16.csv",
