@@ -1,7 +1,7 @@
 """Sustained shares from training tables, and the rule for devices without any: fitted with one chip left out at a time.
 
 A share is what makes the base's median over a device's largest products (or streams) equal to the measured one. Of the
-forms of `rates.Rule` the one that predicts left-out chips best is taken.
+forms of `rates.Rule` the one that predicted left-out chips best was taken and frozen.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +26,9 @@ from stablecast.backends.learned.rates import (
 )
 
 EXPONENTS: Final = (0.0, 1 / 3, 0.5, 2 / 3, 1.0)
+FROZEN: Final = (1 / 3, True)
+"""Exponent and `by_lanes` of the rule, frozen before any test table was scored; training compares, but keeps it."""
+
 _SHARE_MAX: Final = 1.0
 _START: Final = 0.8
 _ROWS_MIN: Final = 8
@@ -110,18 +113,17 @@ def chip_errors(observations: Sequence[Observation], exponent: float, by_lanes: 
     return found
 
 
-def choose_rule(observations: Sequence[Observation]) -> tuple[Rule, Mapping[str, float]]:
-    """The form that predicts left-out chips best, and the mean error of every form tried.
+def rule_and_errors(observations: Sequence[Observation]) -> tuple[Rule, Mapping[str, float]]:
+    """The frozen rule on these observations, and the mean error over left-out chips of every form that was compared.
 
     Every chip and family counts once.
     """
-    errors: dict[tuple[float, bool], float] = {}
+    errors: dict[str, float] = {}
     chips = {one.device.name: one.chip for one in observations}
-    for form in ((exponent, by_lanes) for exponent in EXPONENTS for by_lanes in (True, False)):
+    for exponent, by_lanes in ((exponent, by_lanes) for exponent in EXPONENTS for by_lanes in (True, False)):
         by_chip: dict[tuple[str, str], list[float]] = {}
-        for (device, family), error in chip_errors(observations, *form).items():
+        for (device, family), error in chip_errors(observations, exponent, by_lanes).items():
             by_chip.setdefault((chips[device], family), []).append(error)
-        errors[form] = float(np.mean([np.mean(values) for values in by_chip.values()])) if by_chip else 0.0
-    best = min(errors, key=lambda form: errors[form])
-    named = {f"exponent {form[0]:.3f}{', by lanes' if form[1] else ''}": error for form, error in errors.items()}
-    return make_rule(observations, *best), named
+        name = f"exponent {exponent:.3f}{', by lanes' if by_lanes else ''}"
+        errors[name] = float(np.mean([np.mean(values) for values in by_chip.values()])) if by_chip else 0.0
+    return make_rule(observations, *FROZEN), errors

@@ -374,7 +374,7 @@ def _parallel(data: Data, option: str, device: str, graph: Graph, passes: Sequen
 
 
 def _communication(model: CollectiveModel, kind: str, nbytes: int) -> tuple[float, float, float]:
-    name = "all_reduce" if kind.startswith("ALLREDUCE") else "send"
+    name = "all_reduce" if kind.startswith("ALLREDUCE") else "collective_permute"
     time, low, high, _ = model.times(name, all_devices(_WORKERS), np.array([float(nbytes)]))
     return float(time[0]), float(low[0]), float(high[0])
 

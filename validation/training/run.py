@@ -102,7 +102,7 @@ def train(
     if not read:
         raise InputError(f"{data} holds no training table", f"missing: {', '.join(result.missing[:3])}")
     observations = observe_all(read)
-    rule, errors = clocks.choose_rule(observations)
+    rule, errors = clocks.rule_and_errors(observations)
     result.clocks = {**_clocks(observations, rule, errors), "timing": _timing(read)}
     folder.mkdir(parents=True, exist_ok=True)
     if not only or not (folder / DEVICES_FILE).is_file():
@@ -183,7 +183,7 @@ def _clocks(observations: Sequence[clocks.Observation], rule: Rule, errors: Mapp
         "rule": {
             "exponent": rule.exponent,
             "by_lanes": rule.by_lanes,
-            "chosen": "least mean |log error| over chips left out, on training tables only",
+            "chosen": "least mean |log error| over chips left out, on training tables only; frozen before any scoring",
             "errors": {form: round(error, 4) for form, error in errors.items()},
             "anchors": [asdict(anchor) for anchor in rule.anchors],
         },
