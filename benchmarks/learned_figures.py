@@ -17,8 +17,9 @@ import numpy as np
 
 from stablecast.backends.learned.calibration import Calibration, MeasuredGemm
 from stablecast.backends.learned.rates import MODELS, read_measured
-from stablecast.validation.accuracy import append_log, run_accuracy
-from stablecast.validation.suites import Row
+from stablecast.backends.registry import parse_choice
+from stablecast.validation.accuracy import AccuracyReport, append_log, model_hash, run_accuracy
+from stablecast.validation.suites import Data, Row, neusight_models
 
 ROOT = Path(__file__).parent.parent
 ONE_GEMM = 4096
@@ -175,7 +176,9 @@ def tables() -> list[Figure]:
         path = MODELS / f"{key}.json"
         if not path.is_file():
             continue
-        own = [entry for entry in json.loads(path.read_text(encoding="utf-8"))["by_table"] if want(entry["table"])]
+        own = [
+            entry for entry in json.loads(path.read_text(encoding="utf-8")).get("by_table", ()) if want(entry["table"])
+        ]
         if own:
             weight = [entry["rows"] for entry in own]
             means = [float(np.average([e[x] for e in own], weights=weight)) for x in ("mape", "median", "p90", "bias")]
@@ -195,9 +198,6 @@ def llmcompass(rows: Sequence[Row]) -> list[Figure]:
 
 def one_product(folder: Path) -> Calibration:
     """The 4096^3 product of H100's test table, without what its way of timing adds; left out of every score."""
-    from stablecast.backends.registry import parse_choice
-    from stablecast.validation.suites import Data
-
     sizes = {name: str(ONE_GEMM) for name in "mnk"}
     for record in Data(folder, parse_choice("learned")).read("neusight/test_matmul.csv.gz"):
         same = all(record[name] == size for name, size in sizes.items()) and float(record["batch"]) == 1
@@ -206,6 +206,14 @@ def one_product(folder: Path) -> Calibration:
             time = float(record["latency_ms"]) * 1e-3 - extra
             return Calibration((MeasuredGemm(ONE_GEMM, ONE_GEMM, ONE_GEMM, 1, "fp32", time, "h100-sxm"),))
     return Calibration()
+
+
+def with_one_product(folder: Path) -> AccuracyReport:
+    """Whole models again, H100's clock from one measured product."""
+    data = Data(folder, parse_choice("learned"))
+    data.calibrate([one_product(folder)])
+    rows = tuple(neusight_models.model_rows(data))
+    return AccuracyReport(rows, "learned+one-product", {}, tuple(data.notes), data.hashes, model_hash())
 
 
 def show(figures: Sequence[Figure]) -> str:
@@ -219,12 +227,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--no-log", action="store_true", help="for tests of this script on other data")
+    parser.add_argument("--rows", type=int, default=4000, help="rows of one kernel table and device")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     log = None if given.no_log else ROOT / "docs" / "accuracy_log.csv"
     reports = [
-        run_accuracy("neusight,llmcompass", given.data, "learned", examples=False),
-        run_accuracy("neusight", given.data, "learned", calibrations=[one_product(given.data)]),
+        run_accuracy("neusight,llmcompass", given.data, "learned", given.rows, examples=False),
+        with_one_product(given.data),
     ]
     for report in reports if log else ():
         append_log(report, log)

@@ -7,6 +7,7 @@ rules out by one feature is a table with an entry a bin (the method of Lucchese 
 
 import itertools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -19,7 +20,10 @@ from stablecast.backends.estimates import FloatArray
 LEAVES_MAX: Final = 32
 CUTS_MAX: Final = 255
 _CHUNK: Final = 1 << 14
+_CHUNKS_FOR_THREADS: Final = 4
+_THREADS: Final = 4
 _ALL: Final = np.uint32(0xFFFFFFFF)
+Tables = list[tuple[list[tuple[int, npt.NDArray[np.uint32]]], FloatArray]]
 
 
 @dataclass(frozen=True)
@@ -49,34 +53,29 @@ class Trees:
         """The sum for every row; `columns`: one array a feature, all of one length."""
         rows = len(columns[0]) if columns else 0
         total = np.full(rows, self.base)
-        for start in range(0, rows, _CHUNK):
-            part = slice(start, min(start + _CHUNK, rows))
-            bins = [
-                np.searchsorted(cuts, column[part], side="left").astype(np.uint8)
-                for cuts, column in zip(self.cuts, columns, strict=True)
-            ]
-            total[part] += self._chunk(bins)
-        return total
+        tables = self._tables
 
-    def _chunk(self, bins: Sequence[npt.NDArray[np.uint8]]) -> FloatArray:
-        total = np.zeros(len(bins[0]))
-        for rules, values in self._tables:
-            if not rules:
-                total += values[0]
-                continue
-            feature, table = rules[0]
-            left = table[bins[feature]]
-            for feature, table in rules[1:]:
-                left &= table[bins[feature]]
-            total += values[np.bitwise_count((left & (~left + np.uint32(1))) - np.uint32(1))]
+        def add(start: int) -> None:
+            part = slice(start, start + _CHUNK)
+            total[part] += _sum_of(
+                tables, [np.searchsorted(c, x[part]) for c, x in zip(self.cuts, columns, strict=True)]
+            )
+
+        starts = range(0, rows, _CHUNK)
+        if len(starts) < _CHUNKS_FOR_THREADS:
+            for start in starts:
+                add(start)
+        else:
+            with ThreadPoolExecutor(_THREADS) as pool:
+                list(pool.map(add, starts))
         return total
 
     @cached_property
-    def _tables(self) -> list[tuple[list[tuple[int, npt.NDArray[np.uint32]]], FloatArray]]:
+    def _tables(self) -> Tables:
         """For each tree: by feature, the leaves that remain for each bin; and the values of its leaves."""
         ends = [*self.leaf_start[1:].tolist(), len(self.leaf)][: self.count]
         first = np.searchsorted(self.tree, np.arange(self.count + 1))
-        found: list[tuple[list[tuple[int, npt.NDArray[np.uint32]]], FloatArray]] = []
+        found: Tables = []
         feature, cut = self.feature.tolist(), self.cut.tolist()
         for number, (start, end) in enumerate(zip(self.leaf_start.tolist(), ends, strict=True)):
             tables: dict[int, npt.NDArray[np.uint32]] = {}
@@ -111,6 +110,23 @@ class Trees:
         cuts = tuple(arrays["cuts"][a:b] for a, b in itertools.pairwise(starts))
         names = ("tree", "feature", "cut", "left", "leaf", "leaf_start")
         return Trees(float(arrays["base"]), cuts, *(arrays[name] for name in names))
+
+
+def _sum_of(tables: Tables, bins: Sequence[npt.NDArray[np.intp]]) -> FloatArray:
+    """The sum of all trees over the rows whose bins are given, a feature each."""
+    total = np.zeros(len(bins[0]))
+    left, more = np.empty(len(bins[0]), dtype=np.uint32), np.empty(len(bins[0]), dtype=np.uint32)
+    for rules, values in tables:
+        if not rules:
+            total += values[0]
+            continue
+        feature, table = rules[0]
+        np.take(table, bins[feature], out=left, mode="clip")
+        for feature, table in rules[1:]:
+            np.take(table, bins[feature], out=more, mode="clip")
+            np.bitwise_and(left, more, out=left)
+        total += values[np.bitwise_count((left & (~left + np.uint32(1))) - np.uint32(1))]
+    return total
 
 
 def pack(model: Any, features: int) -> Trees:
