@@ -20,7 +20,6 @@ import numpy as np
 from stablecast.backends import kernel_specs as specs
 from stablecast.backends.collectives import CollectiveModel
 from stablecast.backends.device import Device
-from stablecast.backends.learned.rates import read_measured
 from stablecast.backends.pricing import price
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import all_devices
@@ -179,7 +178,11 @@ def part_row(device: Device, part: Part) -> KernelRow | None:
 
 
 def operator_rows(data: Data) -> list[Row]:
-    """Operators of models, forward, with every peer's prediction beside them; sizes are those of the operator graph."""
+    """Operators of models, forward, with every peer's prediction beside them; sizes are those of the operator graph.
+
+    They were timed within a running model, so that nothing but a launch is added: the labels' README says that they sum
+    to the whole model's time within a few percent.
+    """
     nodes = {
         (record["config"], record["Name"]): Node.of(record)
         for record in data.read("neusight/opgraphs.csv.gz")
@@ -206,8 +209,6 @@ def _operators(data: Data, device: str, timed: Sequence[tuple[Record, Node]]) ->
         if not kernel:
             continue
         kind = node.forward[0][0]
-        # the labels hold the cost of a launch, as the kernel tables do
-        extra = read_measured().extra_s(f"neusight {kind.removeprefix('VEC').lower()}", device)
         peers = {
             name: number(record, f"{name}_fw_ms") * _MILLI for name in PEERS if number(record, f"{name}_fw_ms") > 0
         }
@@ -217,7 +218,7 @@ def _operators(data: Data, device: str, timed: Sequence[tuple[Record, Node]]) ->
                 f"{_config(record)} {record['node']}",
                 device,
                 number(record, "fw_ms") * _MILLI,
-                *(time + extra for time in times),
+                *times,
                 peer=next(iter(peers), ""),
                 peer_predicted_s=next(iter(peers.values()), None),
                 peers=peers,
