@@ -16,6 +16,8 @@ from stablecast.backends.learned.store import UNSEEN, Model, key_of, read_model
 from stablecast.ir.kernels import KernelTable
 
 _CORRECTION_MAX: Final = 3.0
+_HALVINGS: Final = 24
+_SHORT: Final = 40.0
 Grouping = Callable[[KernelTable, Device], Iterator[tuple[Model, BoolArray]]]
 
 
@@ -47,15 +49,27 @@ class LearnedBackend:
         """Times of all rows; those without a model get the base alone, with the analytical source."""
         rates = rates_for(device, self.folder)
         priced = _price(self._groups, kernels, device, rates)
-        half = _half_batch(kernels)
-        if half is not None:
-            before = _price(self._groups, half[1], device, rates)
-            time = np.where(half[0], np.maximum(priced.time_s, before.time_s), priced.time_s)
-        else:
-            time = priced.time_s
+        time = self._never_faster(kernels, device, rates, priced.time_s)
         low = np.minimum(np.maximum(time * np.exp(priced.low), priced.floor_s), time)
         high = np.maximum(time * np.exp(priced.high), time)
         return Estimates(time, low, high, priced.source, priced.bound)
+
+    def _never_faster(self, kernels: KernelTable, device: Device, rates: Rates, time_s: FloatArray) -> FloatArray:
+        """No less than the time of half the batch, of a quarter and so on while kernels stay short.
+
+        Trees step up and down; where work outweighs the launch, the base grows faster than they step.
+        """
+        time, index, table = time_s.copy(), np.arange(len(kernels)), kernels
+        for _ in range(_HALVINGS):
+            half = _half_batch(table)
+            if half is None:
+                break
+            before = _price(self._groups, half[1], device, rates)
+            time[index] = np.maximum(time[index], np.where(half[0], before.time_s, 0.0))
+            short = half[0] & (before.time_s < _SHORT * before.launch_s)
+            columns = {name: values[short] for name, values in half[1].columns.items()}
+            index, table = index[short], half[1].select(short).with_columns(columns)
+        return time
 
     def detail(self, kernels: KernelTable, device: Device) -> Mapping[str, FloatArray]:
         """`outside_domain`: 1 for rows unlike all that the model has seen; `device_seen`: 1 where it has seen the
@@ -110,6 +124,7 @@ def _unseen(by_device: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
 @dataclass(frozen=True, slots=True)
 class _Priced:
     time_s: FloatArray
+    launch_s: FloatArray
     low: FloatArray
     high: FloatArray
     floor_s: FloatArray
@@ -132,14 +147,11 @@ def _price(groups: Grouping, kernels: KernelTable, device: Device, rates: Rates)
     time = np.maximum(raw, floor)
     bound = np.where(base.compute_s > base.memory_s, "compute", "memory")
     bound = np.where(base.launch_s > 0.5 * time, "launch", bound)
-    return _Priced(time, low, high, floor, source, bound)
+    return _Priced(time, base.launch_s, low, high, floor, source, bound)
 
 
 def _half_batch(kernels: KernelTable) -> tuple[BoolArray, KernelTable] | None:
-    """Rows that can be halved along what they repeat, and the table with these halved; None where no row can.
-
-    Trees step up and down; a kernel is never faster than one of half its batch.
-    """
+    """Rows that can be halved along what they repeat, and the table with these halved; None where no row can."""
     kind = frame.kinds(kernels)
     repeats = np.isin(kind, (*frame.STREAMS, *frame.ATTENTION, "bmm")) & (kernels.batch > 0)
     streams = np.isin(kind, frame.STREAMS)
