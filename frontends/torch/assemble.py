@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from stablecast.frontends.torch.decompose import Decomposer
 from stablecast.frontends.torch.emit.emitter import Emitted, Emitter, Settings
 from stablecast.frontends.torch.graph import Group, Ref
-from stablecast.frontends.torch.private import load, storage_of, torch
+from stablecast.frontends.torch.private import load, storage_of, torch, unreduced
 from stablecast.frontends.torch.record import Input, Recorder
 from stablecast.frontends.torch.session import FAULT, Session
 from stablecast.frontends.torch.state import Named, local
@@ -179,6 +179,12 @@ def _notes(session: Session, emitted: Emitted, more: Sequence[str]) -> tuple[str
     found = [*more, *session.recorder.notes]
     if session.rewriter.early_reads:
         found.append(f"{session.rewriter.early_reads} value(s) that were read while building are taken as 0")
+    idle = [name for replica in session.recorder.replicas for name in unreduced(replica)]
+    if idle:
+        said = f"{len(idle)} parameter(s) got no gradient under DDP ({idle[0]}, ...)"
+        found.append(
+            f"{said}: their buckets are not reduced, and torch stops at the next step (find_unused_parameters)"
+        )
     if session.axes:
         found.append(f"the program of rank {session.rank} of {session.world}; shapes are those of one device")
     if session.device.startswith("cuda"):

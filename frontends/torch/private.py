@@ -304,6 +304,7 @@ def ddp_patches(recorder: Any) -> list[tuple[Any, str, Any]]:
         # torch accepts a hook's annotations only if they are its own classes
         _reduce_bucket.__annotations__.clear()
         recorder.copies = {}
+        recorder.replicas.append(self)
         register(self, (self.process_group, recorder), _reduce_bucket)
 
     def hook(self: Any, state: Any, function: Any) -> None:
@@ -322,6 +323,13 @@ def ddp_patches(recorder: Any) -> list[tuple[Any, str, Any]]:
         (ddp, "register_comm_hook", hook),
         (dist, "_compute_bucket_assignment_by_size", buckets),
     ]
+
+
+def unreduced(replica: Any) -> list[str]:
+    """Parameters of a `DistributedDataParallel` that got no gradient, so that their buckets were not reduced."""
+    pairs = [(name, param) for name, param in replica.module.named_parameters() if param.requires_grad]
+    missing = [name for name, param in pairs if param.grad is None]
+    return missing if len(missing) < len(pairs) and not replica.find_unused_parameters else []
 
 
 def _reduce_bucket(held: Any, bucket: Any) -> Any:

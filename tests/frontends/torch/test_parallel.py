@@ -98,6 +98,33 @@ def test_data_parallel_reduces_buckets(example: Callable[[str], Any]) -> None:
     assert sum(sizes) == sum(param.numel() for param in module.model(device="cpu").parameters())
 
 
+class Partly(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Half of its parameters take no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.used(x)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_data_parallel_says_where_a_bucket_is_not_reduced(told: bool) -> None:
+    def step(model: Any, x: Any) -> Any:
+        loss = model(x).sum()
+        loss.backward()
+        return loss.detach()
+
+    def build(mesh: Any) -> Any:
+        return torch.nn.parallel.DistributedDataParallel(Partly(), find_unused_parameters=told)
+
+    workload = capture_torch(build, step, (torch.randn(2, 4),), mesh={"dp": 8})
+    reduced = [launch.shapes[0] for launch in workload.launches.launches if launch.op == "c10d.allreduce_.default"]
+    assert ((40,) in reduced) == told
+    assert any("no gradient under DDP (idle.weight" in note for note in workload.notes) != told
+
+
 def test_expert_parallel_exchanges_tokens() -> None:
     from torch.distributed import _functional_collectives as collective
 
