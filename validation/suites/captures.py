@@ -9,9 +9,14 @@ from pathlib import Path
 
 import stablecast.frontends
 from stablecast.ir import capture_file
+from stablecast.ir.device_program import DeviceProgram
 from stablecast.ir.errors import StablecastError
+from stablecast.ir.reader import read
 from stablecast.ir.workload import Workload
 from stablecast.lowering import program_cache
+from stablecast.lowering.device import lower
+from stablecast.lowering.execution.models import exec_model
+from stablecast.lowering.target import Target
 
 
 @cache
@@ -38,6 +43,13 @@ def captured(name: str, make: Callable[[], Workload]) -> Workload:
         path.parent.mkdir(parents=True, exist_ok=True)
         capture_file.write(made, path)
     return made
+
+
+def kernels(workload: Workload, name: str, target: Target) -> DeviceProgram:
+    """The kernels of a capture; of an execution model that runs calls as dispatched, those of its launch table."""
+    launches = workload.launches if exec_model(target.exec).dispatched else None
+    program = read(workload.modules[0].data, name)
+    return lower(program, target, launches=launches, schedule=workload.schedule)
 
 
 def is_captured(name: str) -> bool:

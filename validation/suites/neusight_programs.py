@@ -12,16 +12,14 @@ from typing import Any, Final
 from stablecast.backends.predictor import Settings, predict_device_program
 from stablecast.ir.device_program import DeviceProgram
 from stablecast.ir.errors import InputError, StablecastError
-from stablecast.ir.reader import read
 from stablecast.ir.workload import Workload
-from stablecast.lowering.device import lower
 from stablecast.lowering.products import PLAIN_ARITHMETIC
 from stablecast.lowering.target import Target
 from stablecast.validation.suites.base import Data, Record, Row, number, whole
-from stablecast.validation.suites.captures import captured, is_captured
+from stablecast.validation.suites.captures import captured, is_captured, kernels
 
 _MILLI: Final = 1e-3
-_KEY: Final = "neusight model "
+_KEY: Final = "neusight model, gradients "
 _EXECS: Final[Mapping[str, str]] = {"": "eager", "fusion": "inductor"}
 PEERS: Final = ("neusight", "roofline", "habitat", "micro")
 
@@ -70,7 +68,7 @@ class _Programs:
             self._data.notes.append(f"neusight: {name} is not captured: {' '.join(str(error).split())[:160]}")
             return None
         target = Target("cuda", PLAIN_ARITHMETIC, combine=False, exec=execution)
-        return lower(read(workload.modules[0].data, name), target)
+        return kernels(workload, name, target)
 
 
 def config_of(record: Record) -> str:
@@ -79,36 +77,34 @@ def config_of(record: Record) -> str:
     return f"{record['model']}-{record['mode']}-{sequence}-{batch}"
 
 
-class _NoUpdate:
-    """In the place of an optimiser, where gradients are all that is wanted."""
-
-    def __init__(self, parameters: Any) -> None:
-        self._parameters = list(parameters)
-
-    def zero_grad(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    def step(self) -> None:
-        return
+def _gradients(model: Any, tokens: Any) -> tuple[Any, ...]:
+    """Forward, and backward from the sum of the logits; what every parameter gets."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    model(tokens)[0].sum().backward()
+    return tuple(parameter.grad for parameter in model.parameters())
 
 
 def _capture(path: Path, batch: int, sequence: int, training: bool) -> Workload:
     """Forward, or forward and backward, of the model that a configuration describes."""
     torch: Any = importlib.import_module("torch")
     hub: Any = importlib.import_module("transformers")
-    from stablecast.frontends.torch import capture_module
+    from stablecast.frontends.torch import capture_module, capture_torch
 
     config = hub.AutoConfig.for_model(**_content(path))
     config.use_cache = False
     config._attn_implementation = "eager"
     made = hub.AutoModelForSequenceClassification if config.model_type == "bert" else hub.AutoModelForCausalLM
+    if training:
+        return capture_torch(
+            lambda: made.from_config(config).train(),
+            _gradients,
+            lambda: (torch.zeros(batch, sequence, dtype=torch.int64),),
+            name=path.stem,
+        )
     with torch.device("meta"):
         model = made.from_config(config)
-    tokens = torch.empty(batch, sequence, dtype=torch.int64, device="meta")
-    if not training:
-        return capture_module(model.eval(), tokens, mode="forward")
-    return capture_module(model.train(), tokens, mode="train", loss=lambda out: out[0].sum(), optimizer=_NoUpdate)
+    return capture_module(model.eval(), torch.empty(batch, sequence, dtype=torch.int64, device="meta"), mode="forward")
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -16,13 +16,11 @@ from typing import Any, Final
 from stablecast.backends.predictor import Settings, predict_device_program
 from stablecast.ir.device_program import DeviceProgram
 from stablecast.ir.errors import StablecastError
-from stablecast.ir.reader import read
 from stablecast.ir.workload import Workload
-from stablecast.lowering.device import lower
 from stablecast.lowering.products import TF32_ARITHMETIC
 from stablecast.lowering.target import Target
 from stablecast.validation.suites.base import Data, Record, Row, half_digit
-from stablecast.validation.suites.captures import captured, is_captured
+from stablecast.validation.suites.captures import captured, is_captured, kernels
 
 LIST: Final = Path(__file__).with_name("timm_models.txt")
 _MILLI: Final = 1e-3
@@ -110,8 +108,8 @@ class _Programs:
         try:
             if what not in self._known:
                 self._known[what] = captured(_KEY + what, lambda: _capture(name, batch, size, setup.training))
-            content = self._known[what].modules[0].data
-            return lower(read(content, what), Target("cuda", TF32_ARITHMETIC, combine=False, exec=setup.exec_model))
+            target = Target("cuda", TF32_ARITHMETIC, combine=False, exec=setup.exec_model)
+            return kernels(self._known[what], what, target)
         except ModuleNotFoundError as error:
             self._absent = True
             self._data.notes.append(f"timm: its models cannot be captured here: {error}")
