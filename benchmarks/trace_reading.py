@@ -1,7 +1,7 @@
 """Time and memory of reading a large Kineto trace: `python benchmarks/trace_reading.py [MEGABYTES]`, 1000 by default.
 
-The file is made first, with operators, launches and kernels as PyTorch writes them; then it is read in this process, and
-the peak of its memory is printed beside the size of the file and the number of events.
+The file is made first, with operators, launches and kernels as PyTorch writes them; then it is read in this process,
+and the peak of its memory is printed beside the size of the file and the number of events.
 """
 
 from __future__ import annotations
