@@ -15,6 +15,7 @@ Ops are visited from the last to the first, so that every consumer is settled be
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
+from stablecast.ir.types import TensorType
 from stablecast.lowering.categories import EXPENSIVE, Category, swaps_two
 from stablecast.lowering.graph import EXTERNAL, Graph
 from stablecast.lowering.group import Group
@@ -264,6 +265,16 @@ class Grouping:
             if graph.producer[value] == EXTERNAL or graph.categories[graph.producer[value]] is not Category.GENERATOR
         ]
 
+    def _uniform(self, value: int) -> bool:
+        """Whether `value` is one number spread out, counted up, or a mask: nothing that a kernel would read."""
+        graph = self._graph
+        producer = graph.producer[value]
+        if producer == EXTERNAL or graph.categories[producer] is not Category.GENERATOR:
+            return False
+        kind = graph.types[value]
+        mask = isinstance(kind, TensorType) and kind.dtype.name == "i1"
+        return mask or all(graph.types[held].elements == 1 for held in graph.inputs[producer])
+
     def _bytes_out(self, node: int) -> int:
         return sum(self._graph.types[value].nbytes for value in self._graph.outputs[node])
 
@@ -281,7 +292,7 @@ class Grouping:
         if self._graph.ops[node].name in EXPENSIVE and len(kernels) > rules.max_dear_copies:
             return False
         types = self._graph.types
-        inputs = {value: types[value].nbytes for value in self._tensors(node)}
+        inputs = {value: types[value].nbytes for value in self._inputs(node) if not self._uniform(value)}
         own = sum(inputs.values())
         result = sum(types[value].nbytes for value in self._graph.outputs[node])
         copied = sum(size for group in groups for value, size in inputs.items() if value not in group.reads)
