@@ -96,12 +96,13 @@ def scores_on_chip(program: DeviceProgram, heads: int, seq: int) -> DeviceProgra
 
 def _on_chip(row: KernelRow, heads: int, seq: int) -> KernelRow:
     scores = heads * seq * seq
+    nothing = {"bytes_read": 0.0, "bytes_written": 0.0, "vector_flops": 0.0, "transcendentals": 0.0}
     if row.klass == KernelClass.MATMUL:
         sizes = (row.m, row.n, row.k)
         if row.batch * row.m * row.n * row.k < scores or sum(size % seq == 0 for size in sizes) < 2 or row.batch < 2:
             return row
         half = {"n": row.n // 2} if row.m % seq == 0 and row.n % seq == 0 else {"k": row.k // 2}
-        return replace(row, **half, matmul_flops=row.matmul_flops / 2, bytes_read=0.0, bytes_written=0.0)
+        return replace(row, **half, matmul_flops=row.matmul_flops / 2, **nothing)
     if max(row.elems, row.elems * max(row.reduced, 1) if row.klass == KernelClass.REDUCTION else 0) >= scores:
-        return replace(row, bytes_read=0.0, bytes_written=0.0, vector_flops=0.0, transcendentals=0.0)
+        return replace(row, **nothing)
     return row
