@@ -22,6 +22,8 @@ from stablecast.ir.kernels import KernelTable
 
 SEED: Final = 0
 FOLDS: Final = 3
+FOLDS_OF_FEW: Final = 5
+_FEW_ROWS: Final = 15000
 TRUSTS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 INTERVAL: Final = 0.8
 _REGIMES: Final = 6
@@ -198,10 +200,15 @@ def chips_left_out(samples: Samples, ruled: Samples, setting: Setting) -> FloatA
 
 
 def train_model(kind: str, family: str, data: Sequence[Measured], setting: Setting) -> Model:
-    """A model with its intervals and its card. Models that are only scored have half as many, faster trees."""
+    """A model with its intervals and its card.
+
+    Where there are many rows, models that are only scored have half as many, faster trees, and there are fewer of them.
+    """
     samples, ruled = samples_of(kind, data), samples_of(kind, data, ruled=True)
     quick = replace(setting, trees=setting.trees // 2, rate=1.5 * setting.rate)
-    inside = left_out(samples, quick)
+    few = len(samples) < _FEW_ROWS
+    folds = FOLDS_OF_FEW if few else FOLDS
+    inside = left_out(samples, setting if few else quick, folds)
     across = chips_left_out(samples, ruled, quick)
     trust, unseen = _trust(ruled, across)
     edges = _edges(samples.columns["size"])
@@ -218,7 +225,7 @@ def train_model(kind: str, family: str, data: Sequence[Measured], setting: Setti
         "platform": platform,
         "setting": {name: getattr(setting, name) for name in Setting.__slots__},
         "data": _data_of(samples),
-        "splits": f"{FOLDS} folds by group (see `group` of each table), and one chip left out at a time",
+        "splits": f"{folds} folds by group (see `group` of each table), and one chip left out at a time",
         "seen_devices": _errors(samples, samples.ratio(inside)),
         "unseen_devices": _errors(ruled, ruled.ratio(unseen)) if np.isfinite(across).all() else {},
         "by_table": _by_table(samples, samples.ratio(inside)),
