@@ -4,8 +4,9 @@ import csv
 import hashlib
 import io
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -63,7 +64,7 @@ class Summary:
 
 @dataclass(frozen=True, repr=False)
 class AccuracyReport:
-    """Rows of the suites that ran, their summaries, and what could not run."""
+    """Rows of the suites that ran, their summaries, and what could not run. `walls_s`: seconds that each suite took."""
 
     rows: tuple[Row, ...]
     backend: str
@@ -71,6 +72,7 @@ class AccuracyReport:
     notes: tuple[str, ...]
     hashes: Mapping[str, str]
     models: str
+    walls_s: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @cached_property
     def summaries(self) -> tuple[Summary, ...]:
@@ -126,6 +128,9 @@ class AccuracyReport:
             lines.append("")
         lines += [f"{name} did not run: {why}" for name, why in self.skipped.items()]
         lines += [f"note: {note}" for note in self.notes]
+        if self.walls_s:
+            walls = ", ".join(f"{name} {wall:.0f} s" for name, wall in self.walls_s.items())
+            lines.append(f"took {sum(self.walls_s.values()):.0f} s, captures that were not on disk included: {walls}")
         lines.append(
             "errors are of predicted against measured; * the shipped constants were fitted on that table. "
             "across devices: median error of the ratio between two devices; order: how often the faster "
@@ -226,22 +231,25 @@ def run_accuracy(
     skipped: dict[str, str] = {}
     notes: list[str] = []
     hashes: dict[str, str] = {}
+    walls: dict[str, float] = {}
     for name in names:
         data = Data(folder, parse_choice(backend), max_rows or MAX_ROWS)
         data.examples = data.examples if examples else None
         data.capture = examples
         data.calibrate(calibrations)
+        began = time.perf_counter()
         try:
             rows += run_suite(name, data)
         except InputError as error:
             if len(names) == 1:
                 raise
             skipped[name] = str(error)
+        walls[name] = time.perf_counter() - began
         notes += data.notes
         hashes |= data.hashes
     if not rows:
         raise InputError(f"{folder} holds no data of any suite", "; ".join(skipped.values())[:400])
-    return AccuracyReport(tuple(rows), str(parse_choice(backend)), skipped, tuple(notes), hashes, model_hash())
+    return AccuracyReport(tuple(rows), str(parse_choice(backend)), skipped, tuple(notes), hashes, model_hash(), walls)
 
 
 def model_hash() -> str:

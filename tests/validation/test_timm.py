@@ -34,14 +34,14 @@ def test_captures_are_kept(cache: Path) -> None:
         calls.append(1)
         return capture_module(torch.nn.Linear(4, 8), torch.empty(2, 4))
 
-    first, second = captured("a linear layer", make), captured("a linear layer", make)
+    first, second = captured("a linear layer", "torch", make), captured("a linear layer", "torch", make)
     assert len(calls) == 1
     assert first.modules[0].data == second.modules[0].data
-    assert is_captured("a linear layer")
-    assert not is_captured("another")
+    assert is_captured("a linear layer", "torch")
+    assert not is_captured("another", "torch")
     (path,) = (cache / "captures").iterdir()
     path.write_bytes(path.read_bytes()[:100])
-    captured("a linear layer", make)
+    captured("a linear layer", "torch", make)
     assert len(calls) == 2, "a broken entry is made again"
 
 

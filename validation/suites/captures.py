@@ -20,21 +20,24 @@ from stablecast.lowering.target import Target
 
 
 @cache
-def _state() -> str:
-    """Versions of what is captured with, and every file of the PyTorch frontend."""
+def _state(package: str) -> str:
+    """Versions of torch and of the models' package, and every file of the PyTorch frontend."""
     digest = hashlib.sha256()
-    for package in ("torch", "timm", "transformers"):
+    for name in ("torch", package):
         with contextlib.suppress(PackageNotFoundError):
-            digest.update(f"{package} {version(package)}\n".encode())
+            digest.update(f"{name} {version(name)}\n".encode())
     for root in stablecast.frontends.__path__:
         for path in sorted((Path(root) / "torch").rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def captured(name: str, make: Callable[[], Workload]) -> Workload:
-    """The capture `name`, from the cache folder or made and kept there; a folder that cannot be written is no error."""
-    path = _path(name)
+def captured(name: str, package: str, make: Callable[[], Workload]) -> Workload:
+    """The capture `name` of a model of `package`, from the cache folder or made and kept there.
+
+    A folder that cannot be written is no error.
+    """
+    path = _path(name, package)
     if path.is_file():
         with contextlib.suppress(StablecastError):
             return capture_file.read(path)
@@ -52,11 +55,11 @@ def kernels(workload: Workload, name: str, target: Target) -> DeviceProgram:
     return lower(program, target, launches=launches, schedule=workload.schedule)
 
 
-def is_captured(name: str) -> bool:
+def is_captured(name: str, package: str) -> bool:
     """Whether `name` is in the cache."""
-    return _path(name).is_file()
+    return _path(name, package).is_file()
 
 
-def _path(name: str) -> Path:
-    key = hashlib.sha256(f"{name}\n{_state()}".encode()).hexdigest()[:32]
+def _path(name: str, package: str) -> Path:
+    key = hashlib.sha256(f"{name}\n{_state(package)}".encode()).hexdigest()[:32]
     return program_cache.folder() / "captures" / f"{key}.sc"

@@ -20,6 +20,7 @@ from stablecast.validation.suites.captures import captured, is_captured, kernels
 
 _MILLI: Final = 1e-3
 _KEY: Final = "neusight model, gradients "
+_PACKAGE: Final = "transformers"
 _EXECS: Final[Mapping[str, str]] = {"": "eager", "fusion": "inductor"}
 PEERS: Final = ("neusight", "roofline", "habitat", "micro")
 
@@ -60,10 +61,10 @@ class _Programs:
             return None
         sequence, batch = whole(record, "seqlen", "batch")
         training = record["mode"] == "train"
-        if not self._data.capture and not is_captured(_KEY + name):
+        if not self._data.capture and not is_captured(_KEY + name, _PACKAGE):
             return None
         try:
-            workload = captured(_KEY + name, lambda: _capture(path, batch, sequence, training))
+            workload = captured(_KEY + name, _PACKAGE, lambda: _capture(path, batch, sequence, training))
         except (ImportError, RuntimeError, StablecastError, ValueError) as error:
             self._data.notes.append(f"neusight: {name} is not captured: {' '.join(str(error).split())[:160]}")
             return None

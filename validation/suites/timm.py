@@ -25,6 +25,7 @@ from stablecast.validation.suites.captures import captured, is_captured, kernels
 LIST: Final = Path(__file__).with_name("timm_models.txt")
 _MILLI: Final = 1e-3
 _KEY: Final = "timm amp "
+_PACKAGE: Final = "timm"
 _LEFT_OUT: Final = "timm: models whose captures are not on disk are left out"
 _DECLARED: Final = ("nms", "qnms")
 
@@ -102,12 +103,12 @@ class _Programs:
         what = f"{name} {batch} x {size} {'train' if setup.training else 'forward'}"
         if name in self._failed:
             return None
-        if (self._absent or not self._data.capture) and not is_captured(_KEY + what):
+        if (self._absent or not self._data.capture) and not is_captured(_KEY + what, _PACKAGE):
             self._data.notes += [_LEFT_OUT] if _LEFT_OUT not in self._data.notes else []
             return None
         try:
             if what not in self._known:
-                self._known[what] = captured(_KEY + what, lambda: _capture(name, batch, size, setup.training))
+                self._known[what] = captured(_KEY + what, _PACKAGE, lambda: _capture(name, batch, size, setup.training))
             target = Target("cuda", TF32_ARITHMETIC, combine=False, exec=setup.exec_model)
             return kernels(self._known[what], what, target)
         except ModuleNotFoundError as error:
