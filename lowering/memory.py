@@ -10,6 +10,7 @@ from stablecast.lowering.categories import Category
 from stablecast.lowering.graph import EXTERNAL, Graph
 from stablecast.lowering.group import Group
 
+UNNAMED = "without a scope"
 _UPDATES = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter"})
 
 
@@ -142,7 +143,7 @@ class Liveness:
         made = parse_scope(self.graph.scopes[self.graph.producer[value]])
         reader = parse_scope(self._scope_of(self.groups[last])) if last < len(self.groups) else made
         saved = reader.backward and not made.backward and not made.recomputed
-        return family(made.label) + (" (saved)" if saved else "")
+        return (family(made.label) or UNNAMED) + (" (saved)" if saved else "")
 
     def _scope_of(self, group: Group) -> str:
         return self.graph.scopes[group.roots[0]] if group.roots else ""
