@@ -155,7 +155,7 @@ def _half_batch(kernels: KernelTable) -> tuple[BoolArray, KernelTable] | None:
     kind = frame.kinds(kernels)
     repeats = np.isin(kind, (*frame.STREAMS, *frame.ATTENTION, "bmm")) & (kernels.batch > 0)
     streams = np.isin(kind, frame.STREAMS)
-    halved = repeats & np.where(streams, kernels.elems > 1, kernels.batch > 1)
+    halved: BoolArray = repeats & np.where(streams, kernels.elems > 1, kernels.batch > 1)
     if not halved.any():
         return None
     columns = dict(kernels.columns)

@@ -120,7 +120,7 @@ def read_calibration(path: Path) -> Calibration:
     strange = set(raw) - {"device", "gemms", "sustained"}
     if strange:
         raise InputError(f"{path} has unknown fields {', '.join(sorted(strange))}", "known: device, gemms, sustained")
-    shares = raw.get("sustained") or {}
+    shares: dict[str, Any] = raw.get("sustained") or {}
     for name, value in shares.items():
         if name not in (*FAMILIES, MEMORY):
             raise InputError(f"{path}: '{name}' is no family", "known: " + ", ".join((*FAMILIES, MEMORY)))

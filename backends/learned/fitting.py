@@ -128,7 +128,8 @@ def regressor(setting: Setting) -> Any:
     """A fresh scikit-learn regressor."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    return HistGradientBoostingRegressor(
+    make: Any = HistGradientBoostingRegressor
+    return make(
         loss="squared_error",
         max_iter=setting.trees,
         max_leaf_nodes=setting.leaves,

@@ -36,8 +36,8 @@ class Quadratic:
     @staticmethod
     def of(arrays: dict[str, Any]) -> "Quadratic":
         """From what `arrays` gave."""
-        parts = (arrays[name] for name in ("mean", "scale", "low", "high"))
-        return Quadratic(*parts, float(arrays["constant"]), arrays["weights"])
+        mean, scale, low, high = (arrays[name] for name in ("mean", "scale", "low", "high"))
+        return Quadratic(mean, scale, low, high, float(arrays["constant"]), arrays["weights"])
 
 
 def terms(matrix: FloatArray) -> FloatArray:
@@ -53,7 +53,7 @@ def fit_quadratic(matrix: FloatArray, target: FloatArray, weight: FloatArray, da
 
     mean, scale = matrix.mean(axis=0), matrix.std(axis=0)
     scale = np.where(scale > 1e-9, scale, 1.0)
-    model = Ridge(damping).fit(terms((matrix - mean) / scale), target, sample_weight=weight)
+    model: Any = Ridge(damping).fit(terms((matrix - mean) / scale), target, sample_weight=weight)
     return Quadratic(
         mean, scale, matrix.min(axis=0), matrix.max(axis=0), float(model.intercept_), np.asarray(model.coef_)
     )

@@ -180,7 +180,7 @@ def _flatten(nodes: Any, cuts: Sequence[FloatArray]) -> tuple[list[tuple[int, in
             return 1 << (len(values) - 1)
         left = visit(int(node["left"]))
         feature = int(node["feature_idx"])
-        inner.append((feature, int(np.searchsorted(cuts[feature], node["num_threshold"])), left))
+        inner.append((feature, int(np.searchsorted(cuts[feature], float(node["num_threshold"]))), left))
         return left | visit(int(node["right"]))
 
     visit(0)

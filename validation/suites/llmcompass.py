@@ -62,11 +62,12 @@ def _layer_rows(data: Data) -> list[Row]:
         estimates = price(KernelTable.of(kernels), system.device, data.choice).estimates
         tokens = _BATCH * (1 if phase == "decode" else _PROMPT)
         nbytes = np.array([2.0 * tokens * _WIDTH] * 2)
-        sums = CollectiveModel(system).times("all_reduce", all_devices(_WORKERS), nbytes)
+        sums = CollectiveModel(system).times("all_reduce", all_devices(_WORKERS), nbytes)[:3]
         columns = (estimates.time_s, estimates.low_s, estimates.high_s)
-        times = [float(column.sum() + sums[i].sum()) for i, column in enumerate(columns)]
+        time, low, high = (float(own.sum() + both.sum()) for own, both in zip(columns, sums, strict=True))
         item = f"GPT-3 layer, tensor parallel 4, {phase}"
-        rows.append(Row("llmcompass", item, system.device.name, measured, *times, group="gpt3 layer", key=item))
+        row = Row("llmcompass", item, system.device.name, measured, time, low, high, group="gpt3 layer", key=item)
+        rows.append(row)
     return rows
 
 

@@ -352,7 +352,7 @@ def _parallel(data: Data, option: str, device: str, graph: Graph, passes: Sequen
     `dp4`: gradients are summed while the backward pass runs. `tp4`: every sum waits. `pp4_M`: M microbatches through
     four stages, forward and backward.
     """
-    total = sum(passes)
+    total: Any = np.sum(passes, axis=0)
     if not option.startswith(("dp", "tp", "pp")):
         return [float(value) for value in total]
     parts = [

@@ -268,7 +268,6 @@ def _vidur() -> Iterator[Source]:
 def _deepbench() -> Iterator[Source]:
     fp32, time = _by_precision("fp32"), _column("time_ms", _MILLI)
     shape = _joined("m", "n", "k", "ta", "tb")
-    common = {"file": "deepbench/gemm.csv", "kind": "matmul", "seconds": time, "group": shape, "device": "gpu"}
     gemm = _case(cases.deepbench_gemm("f32"))
     half = {"V100": "v100-sxm2"}
     narrow = {name: cases.DEEPBENCH[name] for name in ("1080Ti", "TitanX_Pascal", "TitanXp")}
@@ -277,7 +276,9 @@ def _deepbench() -> Iterator[Source]:
         ("deepbench gemm f16", half, "half", _by_precision("fp16-mixed")(_case(cases.deepbench_gemm("f16")))),
         ("deepbench gemm i8", narrow, "int8", _by_precision("int8 (inference)")(_narrow_gemm)),
     ):
-        yield Source(name, devices=devices, family=family, make=make, clocks=family == "fp32", **common)
+        clocks = family == "fp32"
+        file = "deepbench/gemm.csv"
+        yield Source(name, file, devices, "matmul", family, make, time, shape, device="gpu", clocks=clocks)
     for precision, element, family, boards in (
         ("fp32", "f32", "fp32", cases.DEEPBENCH),
         ("fp16-mixed", "f16", "half", half),

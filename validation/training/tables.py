@@ -64,7 +64,8 @@ def measured(
 def _measured(source: Source, device: Device, records: Sequence[Record], notes: list[str]) -> Measured | None:
     kept: list[tuple[int, KernelRow]] = []
     longest = source.longest_s.get(device.name, np.inf)
-    for index in np.random.default_rng(SEED).permutation(len(records)).tolist():
+    order: list[int] = np.random.default_rng(SEED).permutation(len(records)).tolist()
+    for index in order:
         record = records[index]
         try:
             row = source.make(device, record)
