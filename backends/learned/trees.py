@@ -76,13 +76,15 @@ class Trees:
         ends = [*self.leaf_start[1:].tolist(), len(self.leaf)][: self.count]
         first = np.searchsorted(self.tree, np.arange(self.count + 1))
         found: Tables = []
-        feature, cut = self.feature.tolist(), self.cut.tolist()
+        feature: list[int] = self.feature.tolist()
+        cut: list[int] = self.cut.tolist()
         for number, (start, end) in enumerate(zip(self.leaf_start.tolist(), ends, strict=True)):
             tables: dict[int, npt.NDArray[np.uint32]] = {}
             for node in range(int(first[number]), int(first[number + 1])):
                 table = tables.get(feature[node])
                 if table is None:
-                    table = tables[feature[node]] = np.full(len(self.cuts[feature[node]]) + 1, _ALL, dtype=np.uint32)
+                    size = len(self.cuts[feature[node]]) + 1
+                    table = tables[feature[node]] = np.full(size, _ALL, dtype=np.uint32)
                 table[cut[node] + 1 :] &= ~self.left[node]
             found.append((list(tables.items()), self.leaf[start:end].astype(np.float64)))
         return found
