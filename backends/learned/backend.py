@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -155,8 +155,8 @@ def _half_batch(kernels: KernelTable) -> tuple[BoolArray, KernelTable] | None:
     kind = frame.kinds(kernels)
     repeats = np.isin(kind, (*frame.STREAMS, *frame.ATTENTION, "bmm")) & (kernels.batch > 0)
     streams = np.isin(kind, frame.STREAMS)
-    repeated: Any = np.where(streams, kernels.elems > 1, kernels.batch > 1)
-    halved = np.asarray(repeats & repeated, dtype=np.bool_)
+    many, batched = np.asarray(kernels.elems > 1), np.asarray(kernels.batch > 1)
+    halved = repeats & ((streams & many) | (~streams & batched))
     if not halved.any():
         return None
     columns = dict(kernels.columns)
