@@ -33,7 +33,7 @@ from stablecast.lowering.combine import combine_collectives
 from stablecast.lowering.copies import Copy, contiguous_reductions, with_copies
 from stablecast.lowering.execution.dispatch import bare_row, launches_of
 from stablecast.lowering.execution.models import UNFUSED, exec_model, plan_kernels
-from stablecast.lowering.execution.stages import ConvLayouts, Extras, gathers_minor, with_extras
+from stablecast.lowering.execution.stages import Extras, InductorExtras, gathers_minor, with_extras
 from stablecast.lowering.execution.xla import GPU_PLATFORMS
 from stablecast.lowering.graph import Graph, build_graph
 from stablecast.lowering.group import Group
@@ -205,11 +205,13 @@ class _Lowering:
             body = with_copies(body, contiguous_reductions(body), lambda row: self._copy_row(row, runs))
         return body, summed, liveness.peak
 
-    def _extras(self, graph: Graph) -> Extras | ConvLayouts | None:
+    def _extras(self, graph: Graph) -> Extras | InductorExtras | None:
         """What the compiler launches beside the kernels of the program's ops."""
         if self._on_gpu:
             return Extras(graph)
-        return ConvLayouts(graph) if self._model.name == "inductor" and not self._program.prefused else None
+        if self._model.name != "inductor" or self._program.prefused:
+            return None
+        return InductorExtras(graph, cpu=self._target.platform == "cpu")
 
     def _copy_row(self, row: KernelRow, runs: float) -> int:
         number = self._builder.add(row, row, ())
@@ -224,7 +226,7 @@ class _Lowering:
         needed: set[int],
         liveness: Liveness,
         runs: float,
-        extras: Extras | ConvLayouts | None,
+        extras: Extras | InductorExtras | None,
     ) -> tuple[LoweredNode, SymbolicWork, int]:
         if not group.roots:
             return self._bare(group.launch, runs)
@@ -250,7 +252,7 @@ class _Lowering:
         needed: set[int],
         liveness: Liveness,
         runs: float,
-        extras: Extras | ConvLayouts | None,
+        extras: Extras | InductorExtras | None,
     ) -> tuple[LoweredNode, SymbolicWork, int]:
         written = written_values(graph, group, needed)
         in_place = liveness.in_place(group)

@@ -33,6 +33,7 @@ _MOVING = frozenset(
 )
 _NO_PROLOGUE = _MOVING | {"stablehlo.select", "stablehlo.compare"}
 _NO_EPILOGUE = _MOVING | {"stablehlo.slice", "stablehlo.reduce"}
+_VIEWS = frozenset({"stablehlo.transpose"})
 _ROW_STEPS = 6
 """Ops between a sum over rows and where it is spread: scaling, epsilon, root."""
 MAX_BLOCK_MEMBERS = 128
@@ -49,7 +50,8 @@ class FusionRules:
     whatever that moves (which nodes are stored instead, the caller says). `normalisation`: a sum over rows that is
     spread over the same rows again is computed where it is used (XLA:GPU's softmax and normalisation kernels).
     `prologues`: products compute element-wise operands that read no more than they make, and take no epilogue that
-    writes more than it reads (`gemm_fusion.cc`: `IsInputWorthFusing`, `IsOutputWorthFusing`).
+    writes more than it reads (`gemm_fusion.cc`: `IsInputWorthFusing`, `IsOutputWorthFusing`). `views`: ops that a
+    product reads through, by strides.
     """
 
     max_members: int = 256
@@ -60,16 +62,18 @@ class FusionRules:
     inline: bool = False
     normalisation: bool = False
     prologues: bool = False
+    views: frozenset[str] = _VIEWS
 
 
 XLA_RULES = FusionRules()
 XLA_GPU_RULES = FusionRules(normalisation=True, prologues=True)
-INDUCTOR_RULES = FusionRules(max_members=4096, max_reads=4096, products=False, inline=True)
+INDUCTOR_RULES = FusionRules(
+    max_members=4096, max_reads=4096, products=False, inline=True, views=_VIEWS | {"stablehlo.slice"}
+)
 
 _PASS_THROUGH = (Category.LOOP, Category.GENERATOR)
 _TAKES_PRODUCERS = (Category.LOOP, Category.GENERATOR, Category.REDUCE, Category.INPUT)
 _MATMUL_PROLOGUE = frozenset({"stablehlo.transpose", "stablehlo.convert"})
-_VIEWS = frozenset({"stablehlo.transpose"})
 _CONV_PROLOGUE = frozenset({"stablehlo.transpose", "stablehlo.reverse"})
 
 
@@ -191,7 +195,7 @@ class Grouping:
                 return False
             name = self._graph.ops[node].name
             alone = self._rules.products and len(self._consumers(node)) == 1
-            return name in _VIEWS or (alone and name in _MATMUL_PROLOGUE)
+            return name in self._rules.views or (alone and name in _MATMUL_PROLOGUE)
         return kind is Category.CONV and self._graph.ops[node].name in _CONV_PROLOGUE
 
     def _rides_along(self, node: int, kind: Category) -> bool:
@@ -281,6 +285,8 @@ class Grouping:
     def _worth_copying(self, node: int, kind: Category, kernels: tuple[int, ...]) -> bool:
         groups = [self._groups[kernel] for kernel in kernels]
         rules = self._rules
+        if not rules.products and any(self._called(group, node) for group in groups):
+            return False
         if rules.prologues and any(node < group.hero for group in groups) and not self._rides_along(node, kind):
             return False
         if any(len(group.members) >= rules.max_members or len(group.reads) >= rules.max_reads for group in groups):
@@ -297,6 +303,13 @@ class Grouping:
         result = sum(types[value].nbytes for value in self._graph.outputs[node])
         copied = sum(size for group in groups for value, size in inputs.items() if value not in group.reads)
         return copied <= result * (1 + len(kernels)) + own
+
+    def _called(self, group: Group, node: int) -> bool:
+        """Whether `group` is a library call that needs the result of `node` in memory."""
+        graph = self._graph
+        if group.hero < 0 or graph.categories[group.hero] not in (Category.MATMUL, Category.CONV):
+            return False
+        return graph.ops[node].name not in self._rules.views | _CONV_PROLOGUE
 
     def _copy_into(self, node: int, kernels: tuple[int, ...]) -> None:
         outputs, inputs = self._graph.outputs[node], self._inputs(node)

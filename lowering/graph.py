@@ -227,11 +227,24 @@ class _Builder:
         again = parse_scope(join_scopes(scope, op.location.scope)).recomputed
         key = (op.signature, self._values(op.operands, env)[0], again)
         known = self._transposes.get(key) if op.signature >= 0 and self._fusion_number < 0 and self._share else None
-        if known is None:
+        back = self._turned_back(op, key[1]) if self._share and self._fusion_number < 0 else EXTERNAL
+        if back != EXTERNAL:
+            env[op.result] = back
+        elif known is None:
             node = self._node(op, env, scope, kind)
             self._transposes[key] = self._graph.outputs[node][0]
         else:
             env[op.result] = known
+
+    def _turned_back(self, op: Op, value: int) -> int:
+        """What `value` is the transpose of, where `op` undoes that; `EXTERNAL` if it does not."""
+        graph = self._graph
+        producer = graph.producer[value]
+        if producer == EXTERNAL or graph.ops[producer].name != _TRANSPOSE:
+            return EXTERNAL
+        first = graph.ops[producer].attrs["permutation"]
+        restored = [first[dim] for dim in op.attrs["permutation"]]
+        return graph.inputs[producer][0] if restored == sorted(restored) else EXTERNAL
 
     def _mark(self, graph: Graph) -> None:
         graph.unit_of.append(self._unit)

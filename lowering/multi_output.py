@@ -117,7 +117,9 @@ class Merger:
             return False
         if joins and self._rules.reductions and two.rows and not one.rows and one.extent == two.rows:
             return True
-        return one.extent == two.extent and (one.rows == two.rows or not (one.rows and two.rows))
+        if one.rows and two.rows and (one.rows, one.columns) != (two.rows, two.columns):
+            return False
+        return one.extent == two.extent
 
     def _path(self, start: int, end: int, *, direct: bool = True) -> bool:
         """Whether `end` needs `start`; `direct=False` asks for a way through some other kernel only."""

@@ -5,6 +5,7 @@ from stablecast.lowering.execution.plan import Plan, plan_pass
 from stablecast.lowering.fusion import INDUCTOR_RULES, Grouping
 from stablecast.lowering.graph import EXTERNAL, Graph
 from stablecast.lowering.multi_output import INDUCTOR_MERGES
+from stablecast.lowering.reductions import is_row_reduction
 
 GROUP, FUSE = "inductor-inlining", "inductor-fusion"
 REUSED_READS, REUSED_OPS, MOST_READS = 4, 30, 8
@@ -16,8 +17,12 @@ _HEAVY = frozenset({"stablehlo.exponential", "stablehlo.logistic"})
 
 @plan_pass(GROUP, "element-wise ops are computed in every reader, unless that reads much or is dear")
 def group(plan: Plan) -> None:
-    kept = stored(plan.graph, cpu=plan.target.platform == "cpu")
+    scattered = _scattered_rows(plan.graph)
+    kept = stored(plan.graph, cpu=plan.target.platform == "cpu") | _saved_rows(plan.graph, scattered)
     plan.groups = Grouping(plan.graph, plan.groups, plan.claimed, INDUCTOR_RULES, kept).run()
+    for root in scattered:
+        if root in plan.groups:
+            plan.groups[root].fusible = False
 
 
 def stored(graph: Graph, *, cpu: bool = False) -> set[int]:
@@ -42,6 +47,38 @@ def stored(graph: Graph, *, cpu: bool = False) -> set[int]:
         much = len(held) > REUSED_READS or count > REUSED_OPS or (cpu and dear)
         if len(held) > MOST_READS or (readers > 1 and much):
             found.add(node)
+    return found
+
+
+def _scattered_rows(graph: Graph) -> set[int]:
+    """Reductions of channels-last tensors over groups of channels: their loops nest in those of no reader.
+
+    Convolutions make channels-last tensors, and element-wise ops keep the order.
+    """
+    last: set[int] = set()
+    found: set[int] = set()
+    for node, kind in enumerate(graph.categories):
+        values = [value for value in graph.inputs[node] if value in last]
+        if kind is Category.CONV:
+            last.update(graph.outputs[node])
+        elif not values:
+            continue
+        elif kind is Category.LOOP and graph.ops[node].name != "stablehlo.transpose":
+            last.update(graph.outputs[node])
+        elif kind is Category.REDUCE and is_row_reduction(graph.ops[node]):
+            found.add(node)
+    return found
+
+
+def _saved_rows(graph: Graph, scattered: set[int]) -> set[int]:
+    """Element-wise results of scattered rows that more than one op reads, which the backward pass finds stored."""
+    found: set[int] = set()
+    rows = {value for node in scattered for value in graph.outputs[node]}
+    for node, kind in enumerate(graph.categories):
+        if kind is Category.LOOP and graph.live[node] and not rows.isdisjoint(graph.inputs[node]):
+            rows.update(graph.outputs[node])
+            if len(graph.consumers_of(node)) > 1:
+                found.add(node)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What XLA:GPU launches beside a kernel: second stages of long reductions and split products, and layout copies."""
+"""What compilers launch beside a kernel: second stages of long reductions and split products, layout copies, fills."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +12,8 @@ from stablecast.lowering.group import Group
 from stablecast.lowering.reductions import partial_results, roots_in_two_kernels
 
 _PARTIAL_BYTES = 4
+_POINTWISE_PARTS = 8
+"""`max_pointwise_cat_inputs` of TorchInductor."""
 
 
 class Extras:
@@ -102,21 +104,46 @@ class Extras:
         return producer != EXTERNAL and graph.categories[producer] is Category.MATMUL
 
 
-class ConvLayouts:
-    """TorchInductor's copies of filters and images into channels-last order (`layout_optimization`), once each."""
+class InductorExtras:
+    """Launches of TorchInductor that the ops of a program do not show.
 
-    def __init__(self, graph: Graph) -> None:
+    Filters and images are copied into channels-last order once each (`layout_optimization`). Parts of a concatenation
+    are written into its buffer by a loop each: on a CPU always, elsewhere beyond `max_pointwise_cat_inputs`. What a
+    scatter adds to is filled by a loop of its own.
+    """
+
+    def __init__(self, graph: Graph, *, cpu: bool) -> None:
         self._graph = graph
+        self._most_parts = 1 if cpu else _POINTWISE_PARTS
         self._done: set[int] = set()
 
     def of(self, group: Group) -> tuple[int, float]:
         """Launches beyond the first, and bytes that are written and read again."""
+        launches = sum(self._parts(node) + self._fills(node) for node in group.members)
+        given = self._relaid(group)
+        self._done.update(given)
+        return launches + len(given), float(sum(self._graph.types[value].nbytes for value in given))
+
+    def _relaid(self, group: Group) -> list[int]:
         graph = self._graph
         if group.hero < 0 or graph.categories[group.hero] is not Category.CONV:
-            return 0, 0.0
-        given = [v for v in graph.inputs[group.hero] if graph.producer[v] == EXTERNAL and v not in self._done]
-        self._done.update(given)
-        return len(given), float(sum(graph.types[value].nbytes for value in given))
+            return []
+        return [v for v in graph.inputs[group.hero] if graph.producer[v] == EXTERNAL and v not in self._done]
+
+    def _parts(self, node: int) -> int:
+        """Loops of a concatenation beyond the first."""
+        graph = self._graph
+        if graph.ops[node].name != "stablehlo.concatenate" or len(graph.inputs[node]) <= self._most_parts:
+            return 0
+        return len(graph.inputs[node]) - 1
+
+    def _fills(self, node: int) -> int:
+        graph = self._graph
+        if graph.ops[node].name != "stablehlo.scatter":
+            return 0
+        producer = graph.producer[graph.inputs[node][0]]
+        constant = graph.weightless[graph.inputs[node][0]]
+        return int(constant or (producer != EXTERNAL and graph.categories[producer] is Category.GENERATOR))
 
 
 def with_extras(row: KernelRow, launches: int, nbytes: float) -> KernelRow:
