@@ -9,8 +9,9 @@ Dimensions are followed by labels: a value as large as S is a row-major list of 
 reshapes keep and transposes permute.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from stablecast.ir.attributes import DotDims
 from stablecast.ir.types import as_tensor
@@ -113,8 +114,11 @@ class _Finder:
         shape = self._shape(labels, keys, forward | backward | masks | again)
         return Site(shape, forward, backward, masks, again) if forward or backward else None
 
-    def _reach(self, start: int, factors: Factors) -> _Reach:
-        """Forward from `start` through element-wise ops and reductions up to the products that read large values."""
+    def _reach(self, start: int, factors: Factors, known: Mapping[int, Factors] = MappingProxyType({})) -> _Reach:
+        """Forward from `start` through element-wise ops and reductions up to the products that read large values.
+
+        `known`: factors of nodes that are large again where rows meet them.
+        """
         graph = self._graph
         reach = _Reach({start: factors})
         stack = [start]
@@ -134,10 +138,13 @@ class _Finder:
                     reach.rows.add(consumer)
                     reach.reduced |= self._reduced(consumer, held)
                 elif held is None and kind is not Category.REDUCE and len(reach.rows) < MAX_ROW_OPS:
-                    if not self._of_rows(consumer, reach):
+                    if consumer in known:
+                        reach.large[consumer] = known[consumer]
+                    elif self._of_rows(consumer, reach):
+                        reach.rows.add(consumer)
+                    else:
                         reach.ends.add(consumer)
                         continue
-                    reach.rows.add(consumer)
                 else:
                     continue
                 stack.append(consumer)
@@ -187,7 +194,7 @@ class _Finder:
                 if origin is None or origin in gradients or node == self._score:
                     continue
                 gradients.add(origin)
-                more = self._reach(origin, factors)
+                more = self._reach(origin, factors, reach.large)
                 found.large |= {other: reach.large.get(other, held) for other, held in more.large.items()}
                 found.rows |= more.rows
                 found.products |= more.products
@@ -357,15 +364,20 @@ class _Finder:
 
 
 def split(factors: Sequence[tuple[str, int]], shape: Sequence[int]) -> list[Factors] | None:
-    """The factors of each dimension of `shape`, None where its dimensions do not fall between factors."""
+    """The factors of each dimension of `shape`, None where it cuts one unevenly. A factor may lie in several."""
     parts: list[Factors] = []
     rest = [factor for factor in factors if factor[1] != 1]
     for size in shape:
         taken: list[tuple[str, int]] = []
         product = 1
         while product < size and rest:
-            taken.append(rest.pop(0))
-            product *= taken[-1][1]
+            label, held = rest.pop(0)
+            needed = size // product
+            if held > needed and not held % needed:
+                rest.insert(0, (label, held // needed))
+                held = needed
+            taken.append((label, held))
+            product *= held
         if product != size:
             return None
         parts.append(tuple(taken))
