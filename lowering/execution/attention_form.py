@@ -84,7 +84,7 @@ class _Finder:
         graph, score = self._graph, self._score
         labels = _product_factors(graph, score)
         reach = self._reach(score, labels)
-        sides = {label[0] for label in reach.reduced}
+        sides = {label[0] for label in reach.reduced} - {"b"}
         has_exp = any(graph.ops[node].name == "stablehlo.exponential" for node in reach.large)
         if not has_exp or len(sides) != 1 or not sides <= {"l", "r"} or not reach.products:
             return None
@@ -184,10 +184,15 @@ class _Finder:
         return {label for dim in dims for label, _ in parts[dim]}
 
     def _backward_reach(self, reach: _Reach) -> tuple[_Reach, set[int]]:
-        """Everything that follows the products whose values meet those of the scores, and these products."""
+        """Everything that follows the products whose values meet those of the scores, and these products.
+
+        What only meets their gradients belongs to somebody else: another attention with the same bias.
+        """
         found = _Reach()
         gradients: set[int] = set()
-        for node in list(reach.large):
+        for node in sorted(reach.large):
+            if node in found.large:
+                continue
             factors = reach.large[node]
             for value in self._graph.inputs[node]:
                 origin = self._origin(value, reach)
