@@ -1,5 +1,6 @@
 """Program -> DeviceProgram: kernels, collectives and loops of one device, with their work and memory."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -29,13 +30,13 @@ from stablecast.ir.types import Count, Location, TensorType
 from stablecast.ir.work import SymbolicWork, Work, total
 from stablecast.lowering.ahead import runs_ahead
 from stablecast.lowering.categories import Category
-from stablecast.lowering.combine import combine_collectives
+from stablecast.lowering.combine import bucket_order, merge_collectives, plan_buckets
 from stablecast.lowering.copies import Copy, contiguous_reductions, with_copies
 from stablecast.lowering.execution.dispatch import bare_row, launches_of
 from stablecast.lowering.execution.models import UNFUSED, exec_model, plan_kernels
 from stablecast.lowering.execution.stages import Extras, InductorExtras, gathers_minor, with_extras
 from stablecast.lowering.execution.xla import GPU_PLATFORMS
-from stablecast.lowering.graph import Graph, build_graph
+from stablecast.lowering.graph import Graph, build_graph, post_order
 from stablecast.lowering.group import Group
 from stablecast.lowering.memory import Liveness, Residents
 from stablecast.lowering.partition.stages import micro_batch_loops, stage_axes
@@ -171,22 +172,23 @@ class _Lowering:
     ) -> tuple[Body, SymbolicWork, int]:
         """Nodes of a graph that runs `runs` times a step, the work of one run, and its peak of temporaries."""
         groups = plan_kernels(graph, self._target, launches, ready_made=self._program.prefused)
+        combine = self._target.combine and not self._program.prefused
+        groups, buckets = self._bucketed(graph, groups) if combine else (groups, [])
         needed = set(graph.returns)
         for group in groups:
             needed |= group.reads
         whole = graph is self._main
         liveness = Liveness(graph, groups, residents, GRANULES.get(self._model.name, 1))
-        home = {node: index for index, group in enumerate(groups) for node in group.roots}
+        needs = _needs(graph, groups)
         ahead = runs_ahead(graph, loop=loop)
         extras = self._extras(graph)
         copies: dict[int, Copy] = {}
         nodes: list[LoweredNode] = []
         summed = SymbolicWork()
         for index, group in enumerate(groups):
-            deps = {home[graph.producer[value]] for value in group.reads if graph.producer[value] in home} - {index}
             node, work, inner = self._node(graph, group, needed, liveness, runs, extras)
             held = liveness.step(index, inner)
-            placed = _placed(node, tuple(sorted(deps)), held, bool(group.members) and ahead >= group.members)
+            placed = _placed(node, needs[index], held, bool(group.members) and ahead >= group.members)
             read = sorted(self._numbers[value] for value in group.reads if value in self._numbers) if whole else ()
             known = read and not isinstance(placed, P2P)
             nodes.append(replace(placed, arguments=tuple(read)) if known else placed)
@@ -198,12 +200,29 @@ class _Lowering:
             nodes = as_recorded(nodes, [group.launch for group in groups], self._schedule)
         body = with_copies(tuple(nodes), copies, lambda row: self._copy_row(row, runs))
         self._by_scope = liveness.by_scope() if whole else self._by_scope
-        combine = self._target.combine and not self._program.prefused
-        if combine:
-            body = combine_collectives(body)
+        if buckets:
+            earlier = sorted(copies)
+            body = merge_collectives(body, [[at + bisect_right(earlier, at) for at in bucket] for bucket in buckets])
         if combine and self._on_gpu:
             body = with_copies(body, contiguous_reductions(body), lambda row: self._copy_row(row, runs))
         return body, summed, liveness.peak
+
+    def _bucketed(self, graph: Graph, groups: list[Group]) -> tuple[list[Group], list[list[int]]]:
+        """`groups` with the collectives that become one beside each other, and the places of these."""
+        leads = {index: group.roots[0] for index, group in enumerate(groups) if group.roots}
+        collectives = {
+            index: self._collective(graph, lead)
+            for index, lead in leads.items()
+            if graph.categories[lead] is Category.COLLECTIVE
+        }
+        if len(collectives) < 2:
+            return groups, []
+        needs = _needs(graph, groups)
+        rank = post_order(graph)
+        buckets = plan_buckets(collectives, needs, {index: rank[leads[index]] for index in collectives})
+        order = bucket_order(needs, buckets)
+        place = {index: number for number, index in enumerate(order)}
+        return [groups[index] for index in order], [[place[index] for index in bucket] for bucket in buckets]
 
     def _extras(self, graph: Graph) -> Extras | InductorExtras | None:
         """What the compiler launches beside the kernels of the program's ops."""
@@ -378,6 +397,16 @@ class _Lowering:
 
     def _region(self, graph: Graph, runs: float, *, loop: bool = False) -> tuple[Body, SymbolicWork, int]:
         return self._body(graph, Residents(kept=set(), donated=set(graph.arguments)), runs, loop=loop)
+
+
+def _needs(graph: Graph, groups: Sequence[Group]) -> list[tuple[int, ...]]:
+    """Of every kernel the kernels whose results it reads, in order."""
+    home = {node: index for index, group in enumerate(groups) for node in group.roots}
+    producer = graph.producer
+    return [
+        tuple(sorted({home[producer[value]] for value in group.reads if producer[value] in home} - {index}))
+        for index, group in enumerate(groups)
+    ]
 
 
 def _placed(node: LoweredNode, deps: tuple[int, ...], held_bytes: int, ahead: bool) -> LoweredNode:

@@ -96,6 +96,29 @@ def build_graph(program: Program, block: Block, context: Context, *, keep_dead: 
     return _Builder(program, context, keep_dead).root(block)
 
 
+def post_order(graph: Graph) -> dict[int, int]:
+    """Place of every node in a depth-first walk from the results, first operands first, each after what it reads.
+
+    XLA's `MakeInstructionPostOrder`; nodes that no result needs come last, in program order.
+    """
+    place: dict[int, int] = {}
+    opened: set[int] = set()
+    for value in (*graph.returns, *(value for node in range(len(graph.ops)) for value in graph.outputs[node][:1])):
+        stack = [graph.producer[value]]
+        while stack:
+            node = stack[-1]
+            if node == EXTERNAL or node in place:
+                stack.pop()
+            elif node in opened:
+                place[node] = len(place)
+                stack.pop()
+            else:
+                opened.add(node)
+                read = (*graph.inputs[node], *graph.captured.get(node, ()))
+                stack += [graph.producer[held] for held in reversed(read)]
+    return place
+
+
 class _Builder:
     def __init__(self, program: Program, context: Context, keep_dead: bool = False) -> None:
         self._program = program

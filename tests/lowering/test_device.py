@@ -14,7 +14,7 @@ from stablecast.ir.device_program import Branch, Collective, DeviceProgram, Kern
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import all_devices
 from stablecast.ir.reader import read
-from stablecast.lowering.combine import combine_collectives
+from stablecast.lowering.combine import plan_buckets
 from stablecast.lowering.device import Target, lower
 
 Lower = Callable[..., DeviceProgram]
@@ -109,10 +109,46 @@ def test_independent_collectives_are_combined_and_dependent_ones_are_not() -> No
 
 
 def test_a_bucket_does_not_grow_past_its_threshold() -> None:
-    groups = all_devices(4)
-    body = tuple(Collective("all_reduce", groups, 600, 600) for _ in range(5))
-    combined = combine_collectives(body, {"all_reduce": 1300})
-    assert [node.merged for node in combined if isinstance(node, Collective)] == [2, 2, 1]
+    nodes = {index: Collective("all_reduce", all_devices(4), 600, 600) for index in range(5)}
+    rank = {index: index for index in nodes}
+    assert plan_buckets(nodes, [()] * 5, rank, {"all_reduce": 1300}) == [[0, 1], [2, 3]]
+
+
+def test_buckets_are_measured_by_results_and_fill_in_post_order() -> None:
+    nodes = {index: Collective("reduce_scatter", all_devices(4), 2400, 600) for index in range(4)}
+    rank = {0: 3, 1: 1, 2: 2, 3: 0}
+    assert plan_buckets(nodes, [()] * 4, rank, {"reduce_scatter": 1300}) == [[1, 3], [0, 2]]
+
+
+def test_buckets_do_not_wait_for_each_other() -> None:
+    """0 -> 2 and 1 -> 3: with 0 and 3 together, 2 (after 0) and 1 (before 3) must stay apart."""
+    nodes = {index: Collective("all_reduce", all_devices(4), 600, 600) for index in range(4)}
+    rank = {0: 0, 3: 1, 1: 2, 2: 3}
+    assert plan_buckets(nodes, [(), (), (0,), (1,)], rank, {"all_reduce": 1300}) == [[0, 3]]
+
+
+def test_operands_of_a_combined_collective_live_until_it_starts() -> None:
+    """Two products of 16 MiB each wait for one reduce-scatter; apart, the first is gone when the second is made."""
+    size = 2048 * 2048 * 4
+    square, part = "tensor<2048x2048xf32>", "tensor<512x2048xf32>"
+    body = "".join(
+        f"""
+ %p{place} = stablehlo.dot_general %{left}, %{right}, contracting_dims = [1] x [0] : ({square}, {square}) -> {square}
+ %r{place} = "stablehlo.reduce_scatter"(%p{place}) <{{scatter_dimension = 0 : i64,
+  replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>}}> ({{
+ ^bb0(%x: tensor<f32>, %y: tensor<f32>): %s = stablehlo.add %x, %y : tensor<f32> stablehlo.return %s : tensor<f32>
+ }}) : ({square}) -> {part}"""
+        for place, (left, right) in enumerate(("ab", "ba"))
+    )
+    text = f"""module attributes {{mhlo.num_replicas = 4 : i32}} {{
+ func.func @main(%a: {square}, %b: {square}) -> ({part}, {part}) {{ {body}
+ return %r0, %r1 : {part}, {part} }} }}"""
+    together, apart = (lower(read(text.encode()), Target(combine=combine)) for combine in (True, False))
+    merged = [[node.merged for node in one.body if isinstance(node, Collective)] for one in (together, apart)]
+    assert merged == [[2], [1, 1]]
+    assert together.buffers is not None
+    assert apart.buffers is not None
+    assert (together.buffers.temp_bytes, apart.buffers.temp_bytes) == (2 * size, size)
 
 
 def test_memory_of_a_chain(lowered: Lower) -> None:
