@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from stablecast.backends.device import Device, MemoryTier, System
+from stablecast.backends.memory_margin import with_memory_margin
 from stablecast.backends.prediction import CollectiveTime, KernelTime, Prediction, RoleTime
 from stablecast.backends.pricing import Priced, price
 from stablecast.backends.registry import Choice
@@ -82,7 +83,7 @@ def predict_roles(roles: Sequence[ProgramRole], system: System, settings: Settin
         said = (*said, f"{len(times)} roles run at once; all but the step is of the busiest ({busiest.name})")
     peak = max(buffers.peak_bytes if (buffers := role.program.buffers) else 0 for role in roles)
     every = tuple(timelines.values())
-    return replace(made, roles=times, peak_memory_bytes=peak, assumptions=said, timelines=every)
+    return with_memory_margin(replace(made, roles=times, peak_memory_bytes=peak, assumptions=said, timelines=every))
 
 
 def _role_time(role: ProgramRole, timeline: Timeline) -> RoleTime:

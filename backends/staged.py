@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from stablecast.backends.collectives import CollectiveModel
 from stablecast.backends.device import System
 from stablecast.backends.estimates import Estimates
+from stablecast.backends.memory_margin import with_memory_margin
 from stablecast.backends.prediction import Prediction, RoleTime
 from stablecast.backends.predictor import Settings, predict_device_program
 from stablecast.backends.pricing import price
@@ -202,7 +203,7 @@ def _prediction(
     )
     trace = Timeline(made.step_s, made.step_s, made.step_s, 0.0, 0.0, (), (), make_slices=lambda: made.slices)
     shrink = busy.step_time_s / step if step else 1.0
-    return replace(
+    staged = replace(
         busy,
         step_time_s=step,
         step_time_low_s=busy.step_time_low_s * ratio,
@@ -231,3 +232,4 @@ def _prediction(
             "in_flight": list(made.in_flight),
         },
     )
+    return with_memory_margin(staged)
