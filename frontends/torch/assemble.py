@@ -179,7 +179,7 @@ def _notes(session: Session, emitted: Emitted, more: Sequence[str]) -> tuple[str
     found = [*more, *session.recorder.notes]
     if session.rewriter.early_reads:
         found.append(f"{session.rewriter.early_reads} value(s) that were read while building are taken as 0")
-    idle = [name for replica in session.recorder.replicas for name in unreduced(replica)]
+    idle = [name for replica in session.replicas.modules for name in unreduced(replica)]
     if idle:
         said = f"{len(idle)} parameter(s) got no gradient under DDP ({idle[0]}, ...)"
         found.append(

@@ -180,7 +180,7 @@ def host_read(rec: "Recorder", info: "OpInfo", args: Args, kwargs: Kwargs) -> An
     if getattr(tensor, "constant", None) is not None or type(tensor) is torch.Tensor:
         return info.func(*args, **kwargs)
     rec.alias(tensor)
-    if rec.replicas and tensor.dtype == torch.int32 and in_library("autograd"):
+    if rec.copies is not None and tensor.dtype == torch.int32 and in_library("autograd"):
         rec.note("parameters that this rank does not use are taken to be unused on all of them (DDP asks)")
         rec.syncs.append(max(0, len(rec.calls) - 1))
         return 0

@@ -5,9 +5,12 @@ Every other module of this package takes what it needs of torch from here.
 
 # pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import contextlib
 import importlib
+import inspect
 import re
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -269,60 +272,168 @@ def _converted(param: Any, function: Any, memo: dict[int, Any]) -> Any:
     return memo[id(param)]
 
 
-def engine_patches(mode: Any) -> list[tuple[Any, str, Any]]:
-    """(owner, name, stand-in): the backward pass may run user code again (checkpoints, hooks), under `mode`."""
+def engine_patches(mode: Any, after: Callable[[], None]) -> list[tuple[Any, str, Any]]:
+    """(owner, name, stand-in): the backward pass may run user code again (checkpoints, hooks), under `mode`.
+
+    `after` is called when the pass is over.
+    """
     graph = load("torch.autograd.graph")
     original = graph._engine_run_backward
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with mode:
-            return original(*args, **kwargs)
+            out = original(*args, **kwargs)
+        after()
+        return out
 
     return [(graph, "_engine_run_backward", run), (torch.autograd, "_engine_run_backward", run)]
 
 
-def ddp_patches(recorder: Any) -> list[tuple[Any, str, Any]]:
-    """(owner, name, stand-in): `DistributedDataParallel` under a fake process group.
+class Arrived(BaseException):
+    """Ends a trial run: the gradients of every `DistributedDataParallel` have arrived."""
 
-    Nothing is checked or sent between ranks at construction; the fake group's work has no future, so a hook reduces
-    each bucket; buckets are those that torch makes after a first step: gradients in the order in which they arrive.
+
+class _Unread(TorchDispatchMode):  # type: ignore[misc, valid-type]
+    """Numbers that the host reads from tensors are 0, as in a step whose data nobody knows yet."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except DATA_DEPENDENT:
+            if func is not torch.ops.aten._local_scalar_dense.default:
+                raise
+            return 0.0 if args[0].dtype.is_floating_point else 0
+
+
+class Replicas:
+    """The `DistributedDataParallel` modules of a capture, and how their gradients are put into buckets.
+
+    torch reduces everything in one bucket a type in the first step, notes in which order gradients arrive, and fills
+    buckets in that order from the second step on. A trial run up to the end of the first reduced backward pass finds
+    that order here (`settle`). Nothing is checked or sent between ranks at construction; the fake group's work has no
+    future, so a hook reduces each bucket.
     """
-    dist = load("torch.distributed")
-    ddp = load("torch.nn.parallel").DistributedDataParallel
-    original, assign, register = ddp.__init__, dist._compute_bucket_assignment_by_size, ddp.register_comm_hook
-    helper = ddp._ddp_init_helper
-    limits: list[int] = []
 
-    def set_up(self: Any, *args: Any, **kwargs: Any) -> None:
-        config = self._bucket_config
-        first, each = config.first_bucket_bytes_cap, config.bucket_bytes_cap
-        limits[:] = list(config.per_bucket_bytes_caps or ()) or ([first, each] if first < each else [each])
-        helper(self, *args, **kwargs)
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+        self.modules: list[Any] = []
+        self._orders: dict[int, list[int]] = {}
+        self._set_ups: dict[int, tuple[Any, ...]] = {}
+        self._arrived: dict[int, list[int]] = {}
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **{**kwargs, "init_sync": False})
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        """(owner, name, stand-in) for the time in which user code runs."""
+        dist = load("torch.distributed")
+        ddp = load("torch.nn.parallel").DistributedDataParallel
+        original, assign = ddp.__init__, dist._compute_bucket_assignment_by_size
+        helper = ddp._ddp_init_helper
+        building: list[Any] = []
+
+        class Reducer(dist.Reducer):  # type: ignore[misc, name-defined]
+            """Buckets are set at once: torch's own way to rebuild them reads tensors that all ranks agree on."""
+
+            def _rebuild_buckets(self) -> bool:
+                return False
+
+        def set_up(module: Any, *args: Any, **kwargs: Any) -> None:
+            building[:] = [module]
+            self._set_ups[id(module)] = tuple(inspect.signature(helper).bind(module, *args, **kwargs).args[1:])
+            helper(module, *self._set_ups[id(module)])
+
+        def init(module: Any, *args: Any, **kwargs: Any) -> None:
+            original(module, *args, **{**kwargs, "init_sync": False})
+            self.recorder.copies = {}
+            self.modules.append(module)
+            self._hook(module)
+
+        def hook(module: Any, state: Any, function: Any) -> None:
+            raise ToolError(
+                "a communication hook of the user's own cannot be captured under DDP", "leave register_comm_hook out"
+            )
+
+        def buckets(parameters: Any, limits: Any, sparse: Any = ()) -> Any:
+            (module,) = building
+            if not self._rebuilds(module):
+                return assign(parameters, limits, sparse)
+            order = self._orders.get(id(module)) or list(reversed(range(len(parameters))))
+            config = module._bucket_config
+            first, each = config.first_bucket_bytes_cap, config.bucket_bytes_cap
+            limits = list(config.per_bucket_bytes_caps or ()) or ([first, each] if first < each else [each])
+            tensors, sparse = ([held[index] for index in order] if held else [] for held in (parameters, sparse))
+            found, sizes = assign(tensors, limits, sparse, order)
+            return list(reversed(found)), list(reversed(sizes))
+
+        return [
+            (ddp, "__init__", init),
+            (ddp, "_ddp_init_helper", set_up),
+            (ddp, "register_comm_hook", hook),
+            (dist, "_compute_bucket_assignment_by_size", buckets),
+            (dist, "Reducer", Reducer),
+        ]
+
+    def _hook(self, module: Any) -> None:
         # torch accepts a hook's annotations only if they are its own classes
         _reduce_bucket.__annotations__.clear()
-        recorder.copies = {}
-        recorder.replicas.append(self)
-        register(self, (self.process_group, recorder), _reduce_bucket)
+        held = (module.process_group, self.recorder)
+        load("torch.distributed")._register_comm_hook(module.reducer, held, _reduce_bucket)
 
-    def hook(self: Any, state: Any, function: Any) -> None:
-        raise ToolError(
-            "a communication hook of the user's own cannot be captured under DDP", "leave register_comm_hook out"
-        )
+    def settle(self, run: Callable[[], Any]) -> None:
+        """Buckets as they are after a first step, whose backward pass `run` runs."""
+        modules = [module for module in self.modules if self._rebuilds(module)]
+        if modules:
+            self._try(run, modules)
+        static = [module for module in modules if module.static_graph]
+        if static:  # the first pass of a static graph reduces at its end
+            self._try(run, static)
 
-    def buckets(parameters: Any, _: Any, sparse: Any = ()) -> Any:
-        last = len(parameters) - 1
-        found, sizes = assign(list(reversed(parameters)), limits, list(reversed(sparse)))
-        return [[last - index for index in bucket] for bucket in reversed(found)], list(reversed(sizes))
+    def _rebuilds(self, module: Any) -> bool:
+        *_, static = self._set_ups[id(module)]
+        return static or module.static_graph or not module.find_unused_parameters
 
-    return [
-        (ddp, "__init__", init),
-        (ddp, "_ddp_init_helper", set_up),
-        (ddp, "register_comm_hook", hook),
-        (dist, "_compute_bucket_assignment_by_size", buckets),
-    ]
+    def _try(self, run: Callable[[], Any], modules: list[Any]) -> None:
+        self._arrived = {id(module): [] for module in modules}
+        handles = [
+            param.register_post_accumulate_grad_hook(_arrival(module, self._arrived[id(module)], index))
+            for module in modules
+            for index, param in enumerate(self._set_ups[id(module)][0])
+        ]
+        done = False
+        try:
+            # what goes wrong here goes wrong again in the captured run, which says so
+            with contextlib.suppress(Exception), _Unread():
+                run()
+        except Arrived:
+            done = True
+        finally:
+            arrived, self._arrived = self._arrived, {}
+            for handle in handles:
+                handle.remove()
+        for module in modules:
+            if id(module) not in self._orders or not done:
+                self._rebuild(module, arrived[id(module)])
+
+    def _rebuild(self, module: Any, arrived: list[int]) -> None:
+        parameters = self._set_ups[id(module)][0]
+        missing = [index for index in reversed(range(len(parameters))) if index not in set(arrived)]
+        self._orders[id(module)] = [*arrived, *missing]
+        module._ddp_init_helper(*self._set_ups[id(module)])
+        if module.static_graph:
+            module._static_graph_delay_allreduce_enqueued = False
+            module.reducer._set_static_graph()
+        self._hook(module)
+
+    def after_backward(self) -> None:
+        """Raises `Arrived` where a trial run has seen what it is for."""
+        if self._arrived and all(self._arrived.values()) and backward_node() is None:
+            raise Arrived
+
+
+def _arrival(module: Any, arrived: list[int], index: int) -> Callable[[Any], None]:
+    def note(_: Any) -> None:
+        if module.require_backward_grad_sync:
+            arrived.append(index)
+
+    return note
 
 
 def unreduced(replica: Any) -> list[str]:
@@ -335,8 +446,9 @@ def unreduced(replica: Any) -> list[str]:
 def _reduce_bucket(held: Any, bucket: Any) -> Any:
     group, recorder = held
     tensor = bucket.buffer()
-    recorder.scale_copied(tensor, lambda: tensor.div_(group.size()))
-    load("torch.distributed").all_reduce(tensor, group=group, async_op=True)
+    if recorder.timeline is not None:
+        recorder.scale_copied(tensor, lambda: tensor.div_(group.size()))
+        load("torch.distributed").all_reduce(tensor, group=group, async_op=True)
     future = torch.futures.Future()
     future.set_result(tensor)
     return future

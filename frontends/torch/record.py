@@ -76,8 +76,7 @@ class Recorder(TorchDispatchMode):
     """Records the ops that run under it.
 
     `graph`: the functional nodes. `calls`: the ops as dispatched. `inputs`: tensors that were there before. `syncs`:
-    calls after which the host waits. `copies`: storage -> calls that copied into it, where DDP is in use, of
-    whose modules `replicas` are a list.
+    calls after which the host waits. `copies`: storage -> calls that copied into it, where DDP is in use.
     """
 
     _number = 0
@@ -101,7 +100,6 @@ class Recorder(TorchDispatchMode):
         self.paused = 0
         self.timeline: Any = None
         self.copies: dict[int, list[int]] | None = None
-        self.replicas: list[Any] = []
         self._place = 0
         self._infos: dict[Any, OpInfo] = {}
         self._plain = {torch.Tensor, FakeTensor, torch.nn.Parameter, torch.nn.Buffer}

@@ -30,6 +30,7 @@ class Session:
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.names = StateNames()
         self.recorder = Recorder(self.fake_mode)
+        self.replicas = private.Replicas(self.recorder)
         self.rewriter = Rewriter(device, attention, self.timeline)
         self.compiled = False
         self.faults: list[str] = []
@@ -49,12 +50,13 @@ class Session:
         if self.rank >= self.world:
             raise InputError(f"rank {self.rank} is outside a mesh of {self.world} devices")
         replaced = patches(self.device, self.timeline) + private.module_patches()
-        replaced += private.engine_patches(self.rewriter) + private.transformers_patches(self.timeline)
+        replaced += private.engine_patches(self.rewriter, self.replicas.after_backward)
+        replaced += private.transformers_patches(self.timeline)
         if self.device.startswith("cuda"):
             replaced += private.foreach_patches() + private.flex_patches()
         if self.axes:
             private.fake_process_group(self.rank, self.world)
-            replaced += private.mesh_patches() + private.ddp_patches(self.recorder) + private.pipeline_patches()
+            replaced += private.mesh_patches() + self.replicas.patches() + private.pipeline_patches()
             replaced += private.dtensor_patches(self.recorder) + private.fsdp_patches()
         with contextlib.ExitStack() as stack:
             if self.axes:
@@ -120,13 +122,35 @@ class Session:
         """Counters whose values torch keeps stand at 0 again, so that the captured step is the first."""
         for state in optimizer.state.values():
             for value in state.values():
-                constant = getattr(value, "constant", None)
+                constant = _constant(value)
                 if constant is not None:
                     with private.unset_fake():
                         constant.zero_()
 
+    def _settle(self, run: Callable[[], Any]) -> None:
+        """DDP fills its buckets as from its second step on; the trial run for it leaves nothing behind."""
+        if not self.replicas.modules:
+            return
+        modules = self.replicas.modules
+        params = [param for module in modules for param in module.parameters()]
+        params += [param for one in self.names.optimizers for group in one.param_groups for param in group["params"]]
+        grads = [param.grad for param in params]
+        counters = [buffer for module in modules for buffer in module.buffers() if _constant(buffer) is not None]
+        with private.unset_fake():
+            values = [buffer.constant.clone() for buffer in counters]
+        reads = self.rewriter.early_reads
+        self.replicas.settle(run)
+        self.rewriter.early_reads = reads
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        with private.unset_fake():
+            for buffer, value in zip(counters, values, strict=True):
+                if buffer.constant is not None:
+                    buffer.constant.copy_(value)
+
     def record(self, run: Callable[[], Any]) -> Any:
         """What `run` returns, with every op of it recorded."""
+        self._settle(run)
         recorder = self.recorder
         recorder.host_storages = {number for number, named in self.names.known.items() if named.host}
         recorder.timeline = self.timeline
@@ -181,6 +205,11 @@ class Session:
         for name, sub in target.named_modules():
             self._paths.setdefault(id(sub), f"{root}/{_clean(name)}" if name else root)
         return self._paths[id(target)]
+
+
+def _constant(tensor: Any) -> Any:
+    """The value of a small fake tensor that torch keeps, None where it has none."""
+    return getattr(tensor, "constant", None)
 
 
 def _clean(name: str) -> str:

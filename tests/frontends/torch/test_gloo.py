@@ -29,9 +29,7 @@ def gloo() -> Any:
 def test_kernels_and_collectives_are_those_of_eight_processes(gloo: Any, kind: str) -> None:
     real, ours = gloo.kernels(gloo.recorded()[kind]), gloo.kernels(gloo.captured(kind))
     assert Counter(call[0] for call in ours) == Counter(call[0] for call in real)
-    assert [call for call in ours if len(call) > 1] == [call for call in real if len(call) > 1]
-    if kind != "ddp":  # torch fills its buckets in the order in which gradients first arrived
-        assert ours == real
+    assert ours == real
 
 
 def test_collectives_in_flight_are_waited_for_at_their_first_use(gloo: Any) -> None:

@@ -98,6 +98,43 @@ def test_data_parallel_reduces_buckets(example: Callable[[str], Any]) -> None:
     assert sum(sizes) == sum(param.numel() for param in module.model(device="cpu").parameters())
 
 
+class Crossed(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Declares `a` before `b` and runs `b` before `a`, so that gradients arrive as declared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(32, 8, bias=False), torch.nn.Linear(16, 32, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.a(self.b(x))
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_data_parallel_fills_buckets_as_gradients_arrive(static: bool, passes: int) -> None:
+    runs: list[int] = []
+
+    def step(model: Any, optimizer: Any, x: Any) -> Any:
+        optimizer.zero_grad()
+        for _ in range(passes):
+            loss = model(x).sum()
+            loss.backward()
+        optimizer.step()
+        runs.append(1)
+        return loss.detach()
+
+    def build(mesh: Any) -> Any:
+        model = torch.nn.parallel.DistributedDataParallel(Crossed(), bucket_cap_mb=0.0005, static_graph=static)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+
+    workload = capture_torch(build, step, (torch.randn(4, 16),), mesh={"dp": 8})
+    ops = [launch for launch in workload.launches.launches if launch.group or launch.op == "aten.mm.default"]
+    found = [launch.shapes[0][0] if launch.group else launch.op for launch in ops]
+    mm = "aten.mm.default"
+    assert found == [*[mm] * 4, 256, mm, 512] * passes
+    assert runs == [1]  # the trial run ends with its first backward pass
+
+
 class Partly(torch.nn.Module):  # type: ignore[misc, name-defined]
     """Half of its parameters take no part."""
 
