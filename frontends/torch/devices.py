@@ -2,8 +2,11 @@
 
 # pyright: reportUnknownLambdaType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import functools
 import math
+import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 from stablecast.frontends.torch import private
@@ -27,12 +30,55 @@ class HostNumber(float):
         )
 
     __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __int__ = __index__ = _refuse
+    __floor__ = __ceil__ = __trunc__ = __divmod__ = __rdivmod__ = is_integer = as_integer_ratio = _refuse
     __hash__ = float.__hash__
 
     def _same(self, *_: object) -> "HostNumber":
         return self
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = _same
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _same
+    __pow__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __neg__ = __pos__ = __abs__ = _same
+
+    def __round__(self, digits: Any = None) -> Any:
+        return self._refuse() if digits is None else self
+
+
+_DECIDE = ("isnan", "isinf", "isfinite", "isclose")
+"""Functions of `math` and numpy that read a float's own bits and answer yes or no."""
+
+_CONTINUE = ("exp", "log", "log2", "log10", "sqrt", "pow", "fabs")
+"""Those whose result is again a number that nobody knows."""
+
+
+def number_patches() -> list[tuple[Any, str, Any]]:
+    """(module, name, stand-in): functions in C look at a float's value and never ask `HostNumber`.
+
+    They are replaced wherever a module holds them by their name, so after `from math import isnan` too.
+    """
+    guards: list[tuple[str, Any, Any]] = []
+    for library in filter(None, (math, sys.modules.get("numpy"))):
+        for name in (*_DECIDE, *_CONTINUE):
+            function = getattr(library, name, None)
+            if function is not None:
+                guards.append((name, function, _guarded(function, name in _DECIDE)))
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    return [
+        (module, name, guard)
+        for name, function, guard in guards
+        for module in modules
+        if vars(module).get(name) is function
+    ]
+
+
+def _guarded(function: Any, decides: bool) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def guard(*args: Any, **kwargs: Any) -> Any:
+        for arg in args:
+            if type(arg) is HostNumber:
+                return arg._refuse() if decides else arg
+        return function(*args, **kwargs)
+
+    return guard
 
 
 class Rewriter(TorchFunctionMode):
@@ -87,6 +133,7 @@ class Rewriter(TorchFunctionMode):
             return made
         if func is torch.Tensor.__float__:
             self.timeline.synchronise()
+            recorder.note(f"{where}float() of a tensor is NaN in a capture: nothing may be decided by it")
             return math.nan
         what = getattr(func, "__name__", str(func)).strip("_")
         raise InputError(

@@ -484,7 +484,18 @@ def pipeline_patches() -> list[tuple[Any, str, Any]]:
             if isinstance(one, stage.PipelineStage):
                 one._inference_mode = schedules.InferenceMode.STATIC
 
-    return [(schedules._PipelineSchedule, "_warmup_p2p", warm_up)]
+    def anew(original: Any) -> Any:
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            self._internal_losses.clear()  # those of a trial run that ended early
+            return original(self, *args, **kwargs)
+
+        return step
+
+    kinds = (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti)
+    return [
+        (schedules._PipelineSchedule, "_warmup_p2p", warm_up),
+        *((kind, "step", anew(kind.step)) for kind in kinds),
+    ]
 
 
 def dtensor_patches(recorder: Any) -> list[tuple[Any, str, Any]]:

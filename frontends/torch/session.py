@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from stablecast.frontends.torch import private
-from stablecast.frontends.torch.devices import Rewriter, patches
+from stablecast.frontends.torch.devices import Rewriter, number_patches, patches
 from stablecast.frontends.torch.emit.emitter import RuleFault
 from stablecast.frontends.torch.private import DATA_DEPENDENT, FakeTensor, FakeTensorMode, load, torch
 from stablecast.frontends.torch.record import Recorder
@@ -51,7 +51,7 @@ class Session:
             raise InputError(f"rank {self.rank} is outside a mesh of {self.world} devices")
         replaced = patches(self.device, self.timeline) + private.module_patches()
         replaced += private.engine_patches(self.rewriter, self.replicas.after_backward)
-        replaced += private.transformers_patches(self.timeline)
+        replaced += private.transformers_patches(self.timeline) + number_patches()
         if self.device.startswith("cuda"):
             replaced += private.foreach_patches() + private.flex_patches()
         if self.axes:

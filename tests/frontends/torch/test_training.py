@@ -1,7 +1,9 @@
 """Whole training steps on one device: loss and every gradient as eager's, and what travels beside the module."""
 
+import math
 from collections.abc import Callable
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import pytest
@@ -271,6 +273,12 @@ def failing(body: Callable[[Any], Any]) -> InputError:
         lambda y: y[: y.argmax()],
         lambda y: y if y.sum().item() == 0 else -y,
         lambda y: y * max(0.0, y.sum().item()),
+        lambda y: y if math.isnan(y.sum().item()) else -y,
+        lambda y: y if isfinite(y.sum().item()) else -y,
+        lambda y: y[: math.floor(y.sum().item())],
+        lambda y: y if abs(y.sum().item()) > 3 else -y,
+        lambda y: y if math.exp(y.sum().item()) > 3 else -y,
+        lambda y: y[: round(y.sum().item())],
         lambda y: [y for _ in range(int(y.max()))],
         lambda y: y.split(y[:, 0].long().tolist()),
         lambda y: y * float(y.detach().cpu().numpy().sum()),
@@ -295,11 +303,16 @@ def test_a_result_that_is_an_argument() -> None:
 def test_a_value_that_is_only_printed_is_a_host_wait() -> None:
     def step(model: Any, x: Any) -> Any:
         loss = model(x).sum()
-        assert f"{loss.item():.3f}" == "nan"
+        assert f"{loss.item():.3f}" == f"{math.exp(round(abs(loss.item()), 4)):.3f}" == "nan"
         return loss
 
     workload = capture_torch(lambda: torch.nn.Linear(4, 4), step, (torch.randn(2, 4),))
-    assert len(workload.schedule.host_syncs) == 1
+    assert len(set(workload.schedule.host_syncs)) == 1
+
+
+def test_a_float_of_a_tensor_is_said_to_be_unknown() -> None:
+    workload = capture_torch(None, lambda x: x * float(x.sum()), (torch.randn(2),))
+    assert any(note.startswith(f"{__file__}:") and "float() of a tensor is NaN" in note for note in workload.notes)
 
 
 def test_what_has_no_lowering_is_listed() -> None:
