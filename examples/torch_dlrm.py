@@ -21,22 +21,29 @@ import stablecast
 
 RANKS, BATCH, DIM, TABLES, SMALL = 8, 16, 16, 3, (3, 4)
 ROWS = 40_040_603
+VALUES = 4736
 FEATURES = RANKS * TABLES + len(SMALL)
 
 
 class Exchange(torch.autograd.Function):
-    """All-to-all of equal shares; its gradient goes the same way back."""
+    """All-to-all of pooled rows, equal shares by rank; what arrives is laid side by side by table.
+
+    In the backward pass each rank's columns are made contiguous, joined, and go the same way back.
+    """
 
     @staticmethod
     def forward(ctx: Any, sent: Tensor) -> Tensor:
+        """[RANKS x BATCH x TABLES x DIM] to [BATCH, RANKS x TABLES x DIM]."""
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent)
-        return received
+        return torch.cat([share.view(BATCH, TABLES * DIM) for share in received.chunk(RANKS)], dim=1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        returned = torch.empty_like(gradient)
-        dist.all_to_all_single(returned, gradient.contiguous())
+        shares = [share.contiguous().view(-1) for share in gradient.split(TABLES * DIM, dim=1)]
+        sent = torch.cat(shares)
+        returned = torch.empty_like(sent)
+        dist.all_to_all_single(returned, sent)
         return returned
 
 
@@ -48,14 +55,17 @@ class Tables(nn.Module):
         self.register_buffer("rows", torch.empty(rows, DIM))
         self.register_buffer("squares", torch.empty(rows))
 
-    def pooled(self, indices: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    def pooled(self, indices: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """[bags, DIM] sums and the rows that they are of, which collect a gradient."""
+        offsets = nn.functional.pad(lengths.cumsum(0), (1, 0))
         picked = self.rows.index_select(0, indices).requires_grad_()
         places = torch.arange(indices.numel(), device=indices.device)
         return nn.functional.embedding_bag(places, picked, offsets, mode="sum", include_last_offset=True), picked
 
     def update(self, indices: Tensor, gradient: Tensor, rate: float = 0.01) -> None:
-        """Row-wise Adagrad on the rows that were read."""
+        """Row-wise Adagrad on the rows that were read, sorted so that equal rows are updated together."""
+        indices, order = indices.sort()
+        gradient = gradient.index_select(0, order)
         self.squares.index_add_(0, indices, gradient.square().mean(dim=1))
         scale = self.squares.index_select(0, indices).sqrt().add_(1e-8)
         self.rows.index_add_(0, indices, gradient / scale[:, None], alpha=-rate)
@@ -106,22 +116,22 @@ class Small(nn.Module):
 def build() -> tuple[Tables, nn.Module, nn.Module, torch.optim.Optimizer]:
     """Tables, the replicated parts under DDP, and Adagrad for these."""
     dense, small = Dense().to("cuda"), Small().to("cuda")
-    replicated = nn.parallel.DistributedDataParallel(dense, broadcast_buffers=False)
-    tables = nn.parallel.DistributedDataParallel(small)
+    replicated = nn.parallel.DistributedDataParallel(dense, broadcast_buffers=False, gradient_as_bucket_view=True)
+    tables = nn.parallel.DistributedDataParallel(small, broadcast_buffers=False, gradient_as_bucket_view=True)
     parameters = [*small.parameters(), *dense.parameters()]
     return Tables(ROWS).to("cuda"), replicated, tables, torch.optim.Adagrad(parameters, foreach=False)
 
 
 def inputs() -> tuple[Tensor, ...]:
-    """A batch: dense features, labels, this rank's look-ups (indices, offsets), small look-ups; then the next batch's
-    numbers of values by feature and rank, lengths and values, as they are sent."""
+    """A batch: dense features, labels, this rank's look-ups (indices, how many by bag), small look-ups; then the next
+    batch's numbers of values by feature and rank, lengths and values, as they are sent."""
     bags = RANKS * BATCH * TABLES
     return (
         torch.randn(BATCH, 13),
         torch.rand(BATCH),
-        torch.zeros(2 * bags, dtype=torch.int64),
-        torch.zeros(bags + 1, dtype=torch.int64),
-        torch.zeros(len(SMALL), BATCH, dtype=torch.int64),
+        torch.zeros(VALUES, dtype=torch.int32),
+        torch.zeros(bags, dtype=torch.int32),
+        torch.zeros(len(SMALL), BATCH, dtype=torch.int32),
         torch.zeros(RANKS * TABLES, dtype=torch.int64),
         torch.zeros(RANKS * TABLES * BATCH, dtype=torch.int32),
         torch.zeros(3392, dtype=torch.int32),
@@ -145,7 +155,7 @@ def step(
     dense: Tensor,
     labels: Tensor,
     indices: Tensor,
-    offsets: Tensor,
+    bags: Tensor,
     small: Tensor,
     splits: Tensor,
     lengths: Tensor,
@@ -153,10 +163,10 @@ def step(
 ) -> tuple[Tensor, ...]:
     """Forward, loss, exchange of the next batch, backward, update; returns the loss and what was received."""
     optimizer.zero_grad()
-    pooled, picked = tables.pooled(indices, offsets)
+    indices, small = indices.long(), small.long()
+    pooled, picked = tables.pooled(indices, bags)
     mine = pooled.view(TABLES, RANKS, BATCH, DIM).permute(1, 2, 0, 3).reshape(-1)
-    shares = Exchange.apply(mine).view(RANKS, BATCH, TABLES * DIM)
-    sharded = torch.cat(list(shares.unbind(0)), dim=1).view(BATCH, RANKS * TABLES, DIM)
+    sharded = Exchange.apply(mine).view(BATCH, RANKS * TABLES, DIM)
     logits = dense_part(dense, torch.cat([sharded, small_part(small)], dim=1))
     loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
     received = send_next(splits, lengths, values)

@@ -150,7 +150,9 @@ def summary_table(summaries: Sequence[Summary]) -> list[str]:
         "p90",
         "bias",
         "by time",
+        "rank",
         "in range",
+        "width",
         "across devices",
         "order",
         "peers (mean)",
@@ -165,14 +167,16 @@ def summary_table(summaries: Sequence[Summary]) -> list[str]:
             percent(summary.stats.p90),
             f"{summary.stats.bias * 100:+.1f} %",
             percent(summary.stats.weighted),
+            "" if summary.stats.rank is None else f"{summary.stats.rank:.3f}",
             _share(summary.stats.coverage),
+            _share(summary.stats.width),
             _share(summary.across_devices),
             _share(summary.order),
             ", ".join(f"{name} {percent(stats.mape)} of {stats.count}" for name, stats in summary.peers.items()),
         ]
         for summary in summaries
     ]
-    return table([head, *body], right=range(2, 11), indent="  ")
+    return table([head, *body], right=range(2, 13), indent="  ")
 
 
 def _share(value: float | None) -> str:

@@ -19,7 +19,7 @@ from stablecast.validation.collectives import MeasuredCollective, collectives, s
 from stablecast.validation.kernel_names import WEIGHT_GRADIENT, MeasuredClass
 from stablecast.validation.launches import scope_path
 from stablecast.validation.measured import MeasuredRun
-from stablecast.validation.operators import plain_operator
+from stablecast.validation.operators import class_of_operator, launches_nothing, plain_operator
 
 MAX_ITEMS: Final = 50_000
 """Kernels of a prediction that are laid out one by one; loops beyond that stay one item each."""
@@ -277,6 +277,8 @@ class _Walk:
         time = self._time[node.row] * count
         klass = _CLASSES.get(str(row.klass), MeasuredClass.OTHER)
         op = _operator(row.label) or _operator(parse_scope(node.scope).op)
+        if klass is MeasuredClass.COPY and op and not launches_nothing(op):
+            klass = class_of_operator(op)
         label = f"{row.klass} {row.shape}" if row.modelled else row.label or str(row.klass)
         return Item(
             klass, label, scope, predicted_shape(row), time, self._clock, node.stream,

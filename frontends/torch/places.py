@@ -86,7 +86,15 @@ class Places:
         else:
             phase, module, file, line = self._backward(node)
         scope = "/".join(part for part in (phase, module, info.name) if part)
-        place = Place(scope, file, line)
+        return self._number(Place(scope, file, line))
+
+    def renamed(self, number: int, name: str) -> int:
+        """Place `number` with the op `name` in place of its own."""
+        place = self.table[number]
+        path = place.scope.rpartition("/")[0]
+        return self._number(place._replace(scope=f"{path}/{name}" if path else name))
+
+    def _number(self, place: Place) -> int:
         number = self._known.get(place)
         if number is None:
             number = self._known[place] = len(self.table)

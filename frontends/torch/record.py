@@ -314,7 +314,12 @@ class Recorder(TorchDispatchMode):
             for node in self.graph.nodes[nodes:]:
                 node.launch = first - 1
             for number in copied:
-                self.calls[number] = self.calls[number]._replace(op="aten.mul.out")
+                call = self.calls[number]
+                self.calls[number] = call._replace(op="aten.mul.out", place=self.places.renamed(call.place, "aten.mul"))
+            scaled = set(copied)
+            for node in self.graph.nodes:
+                if node.launch in scaled:
+                    node.place = self.calls[node.launch].place
 
     def note(self, text: str) -> None:
         """An assumption that the capture rests on."""

@@ -64,14 +64,14 @@ def test_dlrm_structure(dlrm: ValidationReport) -> None:
     assert dlrm.graph is not None
     assert dlrm.graph.collectives_agree, "kind, group and bytes of each"
     assert dlrm.matching is not None
-    assert dlrm.matching.matched_share > 0.85
+    assert dlrm.matching.matched_share > 0.9
 
 
 @pytest.mark.slow
 def test_dlrm_times(dlrm: ValidationReport) -> None:
-    """Without waiting for other ranks, communication, products and copies are within 40 %."""
+    """Without waiting for other ranks, communication, products and elementwise kernels are within 40 %."""
     errors = {share.name: share.error for share in dlrm.classes}
-    for name in ("communication", "matmul", "copy", "elementwise"):
+    for name in ("communication", "matmul", "elementwise"):
         assert errors[name] == pytest.approx(0.0, abs=0.4)
     assert dlrm.waiting_s is not None
     assert dlrm.waiting_s > 5e-3, "most of what the profile calls communication"

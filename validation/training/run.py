@@ -87,16 +87,18 @@ def train(
     folder: Path = MODELS,
     date: str = "",
     say: Callable[[str], None] = lambda text: None,
+    known: Iterable[Source] | None = None,
 ) -> Trained:
     """Train every model that the tables under `data` allow, or those of the kinds, families or keys in `only`.
 
     Writes `folder/KEY.npz` and `KEY.json` for each, and `devices.json` with clocks and rule (kept as it is where `only`
-    is given and it exists). `date`: what the cards say, by default today. Raises `InputError` for unknown names and
+    is given and it exists). `date`: what the cards say, by default today. `known`: the tables to choose from, all of
+    `sources()` unless given. Raises `InputError` for unknown names and
     where `data` holds no training table.
     """
     tables, catalogue = TrainingTables(data), Catalogue()
     result = Trained(folder)
-    chosen = _chosen(list(sources()), only)
+    chosen = _chosen(list(sources() if known is None else known), only)
     read = list(measured(chosen, tables, catalogue, result.notes))
     result.missing = sorted(set(tables.missing))
     if not read:
