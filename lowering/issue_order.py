@@ -1,8 +1,7 @@
-"""The order in which kernels are issued: program order, but what frees memory comes first.
+"""The order in which kernels are issued: program order, but what frees memory comes first where the compiler does so.
 
-XLA's list scheduler and TorchInductor's `reorder_for_peak_memory` both issue a kernel as soon as it gives back at least
-as much memory as it takes; products that only the optimiser waits for run where their operands die, not where the
-program puts them.
+XLA's list scheduler issues a kernel as soon as it gives back at least as much memory as it takes; products that only
+the optimiser waits for run where their operands die, not where the program puts them.
 """
 
 import heapq
@@ -13,19 +12,32 @@ from stablecast.lowering.group import Group
 
 
 def issue_order(
-    graph: Graph, groups: Mapping[int, Group], followers: Mapping[int, Set[int]], place: Mapping[int, int]
+    graph: Graph,
+    groups: Mapping[int, Group],
+    followers: Mapping[int, Set[int]],
+    place: Mapping[int, int],
+    *,
+    reorders: bool = True,
 ) -> tuple[list[int], list[int]]:
     """The kernels `groups` in issue order by their key, and those that wait for each other.
 
-    `followers`: kernels that read results of each. `place`: of each in the program.
+    `followers`: kernels that read results of each. `place`: of each in the program. `reorders`: what frees memory is
+    issued before its place.
     """
-    return _Issue(graph, groups, followers, place).run()
+    return _Issue(graph, groups, followers, place, reorders=reorders).run()
 
 
 class _Issue:
     def __init__(
-        self, graph: Graph, groups: Mapping[int, Group], followers: Mapping[int, Set[int]], place: Mapping[int, int]
+        self,
+        graph: Graph,
+        groups: Mapping[int, Group],
+        followers: Mapping[int, Set[int]],
+        place: Mapping[int, int],
+        *,
+        reorders: bool,
     ) -> None:
+        self._reorders = reorders
         self._graph = graph
         self._groups = groups
         self._followers = followers
@@ -74,7 +86,7 @@ class _Issue:
 
     def _offer(self, key: int) -> None:
         """Put a ready kernel into the queue; again where it has come to free more."""
-        grows = self._takes(key) > self._frees(key)
+        grows = self._reorders and self._takes(key) > self._frees(key)
         if self._rank.get(key) != grows:
             self._rank[key] = grows
             heapq.heappush(self._ready, (grows, self._place[key], key))

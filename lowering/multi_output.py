@@ -1,7 +1,10 @@
 """Multi-output fusion: kernels of the same extent that share a tensor become one."""
 
+from bisect import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stablecast.ir.errors import InputError
 from stablecast.ir.scopes import parse_scope
 from stablecast.lowering.categories import Category
 from stablecast.lowering.graph import EXTERNAL, Graph
@@ -19,25 +22,34 @@ class MergeRules:
 
     `min_bytes`: a shared tensor smaller than that is no reason. `max_members`, `max_siblings`: limits of a kernel.
     `reductions`: whether a reduction joins the kernel that reads it: one over the same rows, or over its results.
+    `reorders`: whether what frees memory is issued before its place in the program.
     """
 
     min_bytes: int = 1
     max_members: int = 512
     max_siblings: int = 32
     reductions: bool = False
+    reorders: bool = True
 
 
 XLA_MERGES = MergeRules()
-INDUCTOR_MERGES = MergeRules(max_members=64, reductions=True)
-"""`max_fusion_size` of TorchInductor is 64."""
+INDUCTOR_MERGES = MergeRules(max_members=64, reductions=True, reorders=False)
+"""`max_fusion_size` of TorchInductor is 64. It orders kernels within a graph, and a step is many: the forward and the
+backward pass of each compiled module; autograd and the optimiser run them in the program's order."""
 
 
 class Merger:
-    """Merges kernels; `into_consumers` and `siblings` do it, `ordered` gives what came of it."""
+    """Merges kernels; `into_consumers` and `siblings` do it, `ordered` gives what came of it.
 
-    def __init__(self, graph: Graph, groups: dict[int, Group], rules: MergeRules = XLA_MERGES) -> None:
+    `fences`: nodes, ascending, that end one graph of the compiler and begin the next; nothing merges across them.
+    """
+
+    def __init__(
+        self, graph: Graph, groups: dict[int, Group], rules: MergeRules = XLA_MERGES, fences: Sequence[int] = ()
+    ) -> None:
         self._graph = graph
         self._rules = rules
+        self._fences = fences
         self._single = groups
         self._again = {root for root in groups if parse_scope(graph.scopes[root]).recomputed}
         self._groups = dict(groups)
@@ -115,6 +127,8 @@ class Merger:
             return False
         if len(one.members) + len(two.members) > self._rules.max_members:
             return False
+        if bisect(self._fences, left) != bisect(self._fences, right):
+            return False
         if joins and self._rules.reductions and two.rows and not one.rows and one.extent == two.rows:
             return True
         if one.rows and two.rows and (one.rows, one.columns) != (two.rows, two.columns):
@@ -162,7 +176,7 @@ class Merger:
             if not stuck:
                 return order
             if not any(root in self._parts for root in stuck):
-                raise AssertionError(f"kernels {stuck} wait for each other")
+                raise InputError(f"kernels of nodes {stuck[:8]} wait for each other", "try --exec unfused")
             for root in stuck:
                 for part in self._parts.pop(root, []):
                     self._parent[part] = part
@@ -176,5 +190,5 @@ class Merger:
         }
         groups = {root: self._groups[root] for root in roots}
         place = {root: self._position(root) for root in roots}
-        order, stuck = issue_order(self._graph, groups, followers, place)
+        order, stuck = issue_order(self._graph, groups, followers, place, reorders=self._rules.reorders)
         return [groups[root] for root in order], stuck

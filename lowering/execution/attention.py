@@ -6,6 +6,7 @@ from dataclasses import replace
 from stablecast.lowering.attention_shape import AttentionShape
 from stablecast.lowering.execution.attention_form import find_site, score_candidates
 from stablecast.lowering.execution.composites import attention_of
+from stablecast.lowering.execution.cycles import waits_for_itself
 from stablecast.lowering.execution.ordering import group_of
 from stablecast.lowering.execution.plan import Plan, plan_pass
 from stablecast.lowering.graph import EXTERNAL, Graph
@@ -45,10 +46,12 @@ def _named(plan: Plan) -> None:
 
 
 def _add(plan: Plan, own: Iterable[int], copied: Iterable[int], shape: AttentionShape) -> None:
-    """One kernel of `own` nodes, which belong to no other, and of `copied` ones."""
+    """One kernel of `own` nodes, which belong to no other, and of `copied` ones, unless it would wait for itself."""
     graph = plan.graph
     roots = sorted(own)
     made = group_of(graph, sorted(_with_strided(graph, {*roots, *copied})), roots=roots)
+    if waits_for_itself(graph, made, plan.groups.values()):
+        return
     made.attention = shape
     plan.groups[roots[-1]] = made
     plan.claimed.update(dict.fromkeys(roots, roots[-1]))

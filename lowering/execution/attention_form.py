@@ -151,11 +151,14 @@ class _Finder:
         return reach
 
     def _of_rows(self, node: int, reach: _Reach) -> bool:
-        """Whether an op on row statistics reads nothing else but constants; where it does, rows end."""
+        """Whether an op on row statistics reads nothing else but constants; where it does, rows end.
+
+        One that reads large values too is followed from these, however the walk came by it first.
+        """
         graph = self._graph
         for value in graph.inputs[node]:
             producer = graph.producer[value]
-            if graph.weightless[value] or producer in reach.rows or producer in reach.large:
+            if graph.weightless[value] or producer in reach.rows:
                 continue
             if producer == EXTERNAL or not all(graph.weightless[held] for held in graph.inputs[producer]):
                 return False

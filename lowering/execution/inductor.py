@@ -1,5 +1,6 @@
 """TorchInductor: loops inlined into their readers, then fused; products and convolutions are library calls."""
 
+from stablecast.ir.scopes import parse_scope
 from stablecast.lowering.categories import Category
 from stablecast.lowering.execution.plan import Plan, plan_pass
 from stablecast.lowering.fusion import INDUCTOR_RULES, Grouping
@@ -11,6 +12,7 @@ GROUP, FUSE = "inductor-inlining", "inductor-fusion"
 REUSED_READS, REUSED_OPS, MOST_READS = 4, 30, 8
 """`realize_reads_threshold`, `realize_opcount_threshold` and `realize_acc_reads_threshold` of TorchInductor."""
 _LOOPS = (Category.LOOP, Category.GENERATOR)
+_HOOKED = "c10d."
 _HEAVY = frozenset({"stablehlo.exponential", "stablehlo.logistic"})
 """Ops that TorchInductor does not compute twice on a CPU."""
 
@@ -84,6 +86,18 @@ def _saved_rows(graph: Graph, scattered: set[int]) -> set[int]:
 
 @plan_pass(FUSE, "kernels over the same rows become one: vertically, then horizontally where they share a tensor")
 def fuse(plan: Plan) -> None:
-    merger = plan.merger(INDUCTOR_MERGES)
+    merger = plan.merger(INDUCTOR_MERGES, graph_breaks(plan.graph))
     merger.into_consumers()
     merger.siblings()
+
+
+def graph_breaks(graph: Graph) -> list[int]:
+    """Collectives that hooks of FSDP and DDP start: no part of TorchInductor's graphs, as functional ones are.
+
+    So a layer under FSDP2 is a graph forward and one backward.
+    """
+    return [
+        node
+        for node, kind in enumerate(graph.categories)
+        if kind is Category.COLLECTIVE and graph.live[node] and parse_scope(graph.scopes[node]).op.startswith(_HOOKED)
+    ]

@@ -1,6 +1,6 @@
 """What the passes of an execution model work on, and the registry that they are named in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stablecast.ir.errors import InputError
@@ -30,10 +30,10 @@ class Plan:
     ordered: list[Group] = field(default_factory=list[Group])
     _merger: Merger | None = None
 
-    def merger(self, rules: MergeRules = XLA_MERGES) -> Merger:
-        """What merges the kernels of `groups`; one for all passes, made by the first that asks."""
+    def merger(self, rules: MergeRules = XLA_MERGES, fences: Sequence[int] = ()) -> Merger:
+        """What merges the kernels of `groups`, none across `fences`; one for all passes."""
         if self._merger is None:
-            self._merger = Merger(self.graph, self.groups, rules)
+            self._merger = Merger(self.graph, self.groups, rules, fences)
         return self._merger
 
 

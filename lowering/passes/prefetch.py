@@ -79,12 +79,15 @@ def _first_use(body: Body, reads: Sequence[Sequence[int]], gather: int) -> int:
 
 
 def _layer(scope: str) -> str:
-    """The part of a scope that names one layer: up to its first number, with the direction."""
+    """The part of a scope that names one layer: up to its first number, with the direction.
+
+    What runs again is part of the backward pass, for which parameters are gathered again.
+    """
     parsed = parse_scope(scope)
     parts = parsed.label.split("/")
     for depth, part in enumerate(parts):
         if any(letter.isdigit() for letter in part):
-            return "/".join(parts[: depth + 1]) + (" (backward)" if parsed.label.endswith("(backward)") else "")
+            return "/".join(parts[: depth + 1]) + (" (backward)" if parsed.backward or parsed.recomputed else "")
     return ""
 
 

@@ -2,17 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from stablecast.frontends.script import load_module
 from stablecast.ir.device_program import DeviceProgram, Kernel, Loop
 from stablecast.ir.kernels import KernelClass, KernelRow
+from stablecast.lowering.attention_shape import AttentionShape
+from stablecast.lowering.categories import Category
+from stablecast.lowering.execution import attention
+from stablecast.lowering.execution.attention_form import Site
+from stablecast.lowering.graph import Graph
 from stablecast.lowering.target import Target
 
 Lower = Callable[..., DeviceProgram]
+EXAMPLES = Path(__file__).parents[2] / "examples"
 FLASH = Target(attention="flash")
 B, T, S, H, D = 2, 256, 384, 4, 64
 
@@ -160,6 +168,35 @@ def test_a_loop_over_layers(lowered: Lower) -> None:
     program = lowered(layers, bf16(B, T, H * D), bf16(6, H * D, H, D), target=FLASH)
     (row,) = attention_rows(program)
     assert program.table.count[program.table.rows.index(row)] == 6
+
+
+def test_layers_of_a_loop_run_again(lowered: Lower) -> None:
+    """A decoder whose layers keep their input only: softmax's gradient reaches that of the scores in two ways.
+
+    Each pass is one kernel, and none of them waits for what only another one can make.
+    """
+    module = load_module(EXAMPLES / "llama_tpu.py")
+    module.SIZES["tiny"] = (512, 2, H, 2, 1024)
+    state, batch = module.make_args("tiny", batch=B, seq=T, vocab=256)
+    rows = rows_of(lowered(jax.grad(module.loss_fn), state["params"], batch, target=FLASH))
+    passes = [row for row in rows if row.klass == KernelClass.ATTENTION]
+    assert sorted(row.direction for row in passes) == ["bwd", "fwd", "fwd"]
+    assert max(row.matmul_flops for row in passes) == 5 * 2 * B * H * T * T * module.HEAD_DIM
+    assert not [row for row in rows if row.klass == KernelClass.MATMUL and row.batch > 1]
+
+
+def test_no_kernel_waits_for_itself(lowered: Lower, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recognition that took the first and the last of three products for one kernel: they stay three."""
+
+    def site(graph: Graph, score: int) -> Site:
+        products = [node for node, kind in enumerate(graph.categories) if kind is Category.MATMUL]
+        return Site(AttentionShape(B, 1, 1, T, T, T), {products[0], products[-1]}, set(), set(), set())
+
+    monkeypatch.setattr(attention, "find_site", site)
+    program = lowered(lambda x: x @ (x @ (x @ x)), bf16(B, T, T), target=FLASH)
+    assert [row.klass for row in rows_of(program)] == [KernelClass.MATMUL] * 3
+    program = lowered(lambda x: x @ (x @ x), bf16(B, T, T), target=FLASH)
+    assert [row.klass for row in rows_of(program)] == [KernelClass.ATTENTION]
 
 
 def test_products_that_only_look_like_attention(lowered: Lower) -> None:

@@ -88,3 +88,44 @@ def test_compiled_modules_and_steps_run_under_inductor(whole: bool) -> None:
     prediction = Session(workload, Options()).predict("h100-sxm")
     assert prediction.exec == "inductor"
     assert any("torch.compile" in text for text in prediction.assumptions)
+
+
+def test_compiled_layers_under_fsdp_are_graphs_of_their_own() -> None:
+    """Two layers that run again: norms carry their own layer's scope, gathers are units of one layer, the program's
+    order stays, and no kernel holds nodes of both layers."""
+    torch = pytest.importorskip("torch")
+    from torch.distributed.fsdp import fully_shard
+    from torch.utils.checkpoint import checkpoint
+
+    from stablecast import capture_torch
+    from stablecast.ir.device_program import Collective
+    from stablecast.ir.reader import read
+    from stablecast.lowering.device import lower
+    from stablecast.lowering.passes.prefetch import _units
+    from stablecast.lowering.target import Target
+
+    class Layers(torch.nn.ModuleList):
+        def forward(self, x: Any) -> Any:
+            for layer in self:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x
+
+    def build(mesh: Any) -> Any:
+        made = Layers(
+            torch.nn.Sequential(torch.nn.RMSNorm(64), torch.nn.Linear(64, 64), torch.nn.SiLU()) for _ in range(2)
+        ).to("cuda")
+        for layer in made:
+            fully_shard(layer, mesh=mesh["dp"])
+        return made
+
+    def step(model: Any, x: Any) -> Any:
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    workload = capture_torch(build, step, lambda: (torch.zeros(8, 64),), mesh={"dp": 4})
+    body = lower(read(workload.modules[0].data, "layers"), Target("cuda", exec="inductor")).body
+    norms = {node.scope for node in body if "rms_norm" in node.scope and "forward" in node.scope}
+    assert all(any(f"Layers/{layer}" in scope for scope in norms) for layer in (0, 1)), norms
+    gathers = [index for index, node in enumerate(body) if isinstance(node, Collective) and node.kind == "all_gather"]
+    assert [len([n for n in unit.nodes if n in gathers]) for unit in _units(body)] == [1] * len(gathers)

@@ -116,7 +116,7 @@ class Titan:
 
     def _cost(self, case: Case, layers: int, device: str) -> Cost:
         program = self._program(case, layers)
-        program = run_passes(program, default_passes(program.exec_model, recorded=True))
+        program = run_passes(program, default_passes(program.exec_model, recorded=program.recorded))
         system = self.data.catalogue.resolve(f"{device}:{program.num_devices}")
         program = with_flash2(program, system.device, self.data.choice)
         casts = 0.0

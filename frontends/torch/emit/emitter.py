@@ -89,6 +89,7 @@ class Emitter(Builder):
         self._rng_argument: Any = None
         self._block: Any = None
         self._module: Any = None
+        self._place = Place("", "", 0)
         self.group_attributes: dict[str, Any] = {}
         self._depth = 0
 
@@ -164,8 +165,9 @@ class Emitter(Builder):
         with self.ir.InsertionPoint(block):
             for node in self.graph.live():
                 place = locations.get(node.place)
+                self._place = self.graph.places[node.place]
                 if place is None:
-                    place = locations[node.place] = self._location(self.graph.places[node.place])
+                    place = locations[node.place] = self._location(self._place)
                 first = self.count
                 with place:
                     self._node(node, self._env)
@@ -341,6 +343,7 @@ class Emitter(Builder):
     def _decomposition(
         self, name: str, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], operands: Sequence[Val]
     ) -> tuple[str, list[Spec | None]]:
+        """Its ops have no scope of their own: they are where each call is."""
         ir = self.ir
         number = self._names[name] = self._names.get(name, 0) + 1
         symbol = f"{name}.{number}"
@@ -352,7 +355,7 @@ class Emitter(Builder):
         self.constants = {}
         inner = iter([Val(value, x.shape, x.dtype) for value, x in zip(block.arguments, operands, strict=True)])
         try:
-            with ir.InsertionPoint(block):
+            with ir.InsertionPoint(block), self._location(self._place._replace(scope="")):
                 made = self._fit(
                     function(self, *_swap(args, inner), **{k: _swap(v, inner) for k, v in kwargs.items()}), outs
                 )
