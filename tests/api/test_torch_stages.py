@@ -1,10 +1,13 @@
 """Captured stages of a PyTorch pipeline as roles of one step."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stablecast
+from stablecast._chakra import ChakraOptions
+from stablecast.ir.chakra.files import load_trace
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -66,12 +69,12 @@ def test_a_stage_alone_waits_for_nobody(stages: list[Any]) -> None:
     assert [one.count for one in alone.collectives] == [2 * BATCHES, 2 * BATCHES]
 
 
-def test_fsdp_gathers_as_pytorch_recorded_it() -> None:
-    """All but the first gather and the last reduction run beside layers that take longer; `--pass` is not needed."""
+def sharded(width: int, rows: int) -> Any:
+    """Six layers under FSDP2, each a group of its own."""
     from torch.distributed.fsdp import fully_shard
 
     def build(mesh: Any) -> Any:
-        layers = [torch.nn.Linear(4096, 4096, bias=False) for _ in range(6)]
+        layers = [torch.nn.Linear(width, width, bias=False) for _ in range(6)]
         module = torch.nn.Sequential(*layers)
         for layer in layers:
             fully_shard(layer, mesh=mesh["fsdp"])
@@ -82,7 +85,12 @@ def test_fsdp_gathers_as_pytorch_recorded_it() -> None:
         loss.backward()
         return loss
 
-    workload = stablecast.capture_torch(build, step, (torch.randn(16384, 4096),), mesh={"fsdp": 8})
+    return stablecast.capture_torch(build, step, (torch.randn(rows, width),), mesh={"fsdp": 8})
+
+
+def test_fsdp_gathers_as_pytorch_recorded_it() -> None:
+    """All but the first gather and the last reduction run beside layers that take longer; `--pass` is not needed."""
+    workload = sharded(4096, 16384)
     made = stablecast.predict(workload, on="h100-sxm:8")
     gathers = [one for one in made.collectives if one.kind == "all_gather"]
     reductions = [one for one in made.collectives if one.kind == "reduce_scatter"]
@@ -91,3 +99,29 @@ def test_fsdp_gathers_as_pytorch_recorded_it() -> None:
     assert made.exposed_communication_s < 0.25 * sum(found.time_s for found in made.collectives)
     assert made.exposed_communication_s == pytest.approx(one, rel=0.3)
     assert any("as PyTorch recorded them" in text for text in made.assumptions)
+
+
+def test_streams_and_waits_of_fsdp_reach_chakra(tmp_path: Path) -> None:
+    """A gather waits for the copy out of two layers before (an event, no data) and for no product beside it."""
+    workload = sharded(64, 16)
+    for order in ("data", "stream"):
+        prefix = tmp_path / order / "fsdp"
+        stablecast.to_chakra(workload, out=prefix, on="h100-sxm:8", options=ChakraOptions(order=order))
+        nodes = load_trace(prefix.with_name("fsdp.0.et")).nodes
+        deps = {node.id: {*node.data_deps, *node.ctrl_deps} for node in nodes}
+        before: dict[int, set[int]] = {}
+        for number in sorted(deps):
+            before[number] = deps[number].union(*(before[dep] for dep in deps[number]))
+        ends = ("all_gather_copy_in.default", "split_with_sizes_copy.default", "aten.mm")
+        copies_in, copies_out, products = ([node.id for node in nodes if node.name.endswith(end)] for end in ends)
+        gathers = [node.id for node in nodes if "all_gather_" in node.name and "COLL" in node.name]
+        for layer in range(6):
+            assert gathers[layer] in deps[copies_out[layer]]
+            assert gathers[layer] in deps[products[layer]]
+            assert (copies_out[layer] in deps[products[layer]]) == (order == "stream")
+            if layer >= 1:
+                assert products[layer - 1] not in before[gathers[layer]]
+                assert (products[layer - 1] in deps[copies_out[layer]]) == (order == "stream")
+                assert (copies_in[layer - 1] in deps[copies_in[layer]]) == (order == "stream")
+            if layer >= 2:
+                assert copies_out[layer - 2] in before[gathers[layer]]
