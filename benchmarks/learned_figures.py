@@ -18,8 +18,8 @@ import numpy as np
 from stablecast.backends.learned.calibration import Calibration, MeasuredGemm
 from stablecast.backends.learned.rates import MODELS, read_measured
 from stablecast.backends.registry import parse_choice
-from stablecast.validation.accuracy import AccuracyReport, append_log, model_hash, run_accuracy
-from stablecast.validation.suites import Data, Row, neusight_models
+from stablecast.validation.accuracy import AccuracyReport, append_log, model_hash
+from stablecast.validation.suites import SUITES, Data, Row, neusight_models
 
 ROOT = Path(__file__).parent.parent
 ONE_GEMM = 4096
@@ -28,10 +28,13 @@ _START, _END = "<!-- figures -->\n", "<!-- end of figures -->"
 
 @dataclass(frozen=True)
 class Figure:
-    """One line: what, targets in percent, errors (mean, median, p90, bias) and the peer's mean, as shares."""
+    """One line: what, targets in percent, errors (mean, median, p90, bias) and the peer's mean and median, as shares.
+
+    `must` is None where the peer is to be beaten on the same rows, mean and median.
+    """
 
     name: str
-    must: float
+    must: float | None
     aim: float
     rows: int
     mean: float
@@ -39,26 +42,33 @@ class Figure:
     p90: float
     bias: float
     peer: float | None = None
+    peer_median: float | None = None
     on_median: bool = False
 
+    @property
+    def reached(self) -> str:
+        """`aim`, `must` or `missed`, and on what it was missed."""
+        value = 100 * (self.median if self.on_median else self.mean)
+        if self.must is None:
+            pairs = (("mean", self.mean, self.peer), ("median", self.median, self.peer_median))
+            worse = [name for name, ours, theirs in pairs if theirs is not None and ours >= theirs]
+            return f"missed: {' and '.join(worse)}" if worse else "aim" if value <= self.aim else "must"
+        return "aim" if value <= self.aim else "must" if value <= self.must else "missed"
+
     def cells(self) -> list[str]:
-        value = self.median if self.on_median else self.mean
-        verdict = "aim" if 100 * value <= self.aim else "must" if 100 * value <= self.must else "missed"
-        peer = "" if self.peer is None else f"{100 * self.peer:.1f}"
-        shown = [f"{100 * x:.1f}" for x in (self.mean, self.median, self.p90)]
         return [
             self.name,
-            f"{self.must:g}",
+            "peer" if self.must is None else f"{self.must:g}",
             f"{self.aim:g}",
             str(self.rows),
-            *shown,
+            *(f"{100 * x:.1f}" for x in (self.mean, self.median, self.p90)),
             f"{100 * self.bias:+.1f}",
-            peer,
-            verdict,
+            *("" if x is None else f"{100 * x:.1f}" for x in (self.peer, self.peer_median)),
+            self.reached,
         ]
 
 
-def of_rows(name: str, must: float, aim: float, rows: Iterable[Row], *, on_median: bool = False) -> list[Figure]:
+def of_rows(name: str, must: float | None, aim: float, rows: Iterable[Row]) -> list[Figure]:
     """The figure of scored rows; none where there are none."""
     own = list(rows)
     if not own:
@@ -66,9 +76,9 @@ def of_rows(name: str, must: float, aim: float, rows: Iterable[Row], *, on_media
     signed = np.array([row.predicted_s / row.measured_s - 1.0 for row in own])
     theirs = [abs(row.peer_predicted_s / row.measured_s - 1.0) for row in own if row.peer_predicted_s]
     error = np.abs(signed)
-    peer = float(np.mean(theirs)) if theirs else None
+    peer = (float(np.mean(theirs)), float(np.median(theirs))) if theirs else (None, None)
     values = (float(error.mean()), float(np.median(error)), float(np.quantile(error, 0.9)), float(signed.mean()))
-    return [Figure(name, must, aim, len(own), *values, peer, on_median)]
+    return [Figure(name, must, aim, len(own), *values, *peer)]
 
 
 def of_card(name: str, must: float, aim: float, key: str, *devices: str, part: str = "seen_devices") -> list[Figure]:
@@ -114,15 +124,9 @@ def neusight(rows: Sequence[Row], one: Sequence[Row]) -> list[Figure]:
         found += of_rows(f"models, inference, {device}", 8, 6, models(device))
         found += of_rows(f"models, training, {device}", 12, 9, model("model train", device))
     unseen = ("h100-sxm", "a100-pcie-80gb")
-    for group, must, aim in (
-        ("linear", 25.7, 10),
-        ("bmm", 26, 15),
-        ("elementwise", 40.6, 12),
-        ("ln", 62.4, 20),
-        ("softmax", 24.4, 14),
-    ):
+    for group, aim in (("linear", 10), ("bmm", 15), ("elementwise", 12), ("ln", 20), ("softmax", 14)):
         own = [row for row in rows if row.group == f"op {group}" and row.device in unseen]
-        found += of_rows(f"operators of unseen GPUs, {group}", must, aim, own)
+        found += of_rows(f"operators of unseen GPUs, {group}", None, aim, own)
     for group, device, must, aim in (
         ("linear", "a100-pcie-80gb", 10, 6), ("linear", "h100-sxm", 14, 8),
         ("bmm", "a100-pcie-80gb", 12, 8), ("bmm", "h100-sxm", 18, 13),
@@ -182,7 +186,7 @@ def tables() -> list[Figure]:
         if own:
             weight = [entry["rows"] for entry in own]
             means = [float(np.average([e[x] for e in own], weights=weight)) for x in ("mape", "median", "p90", "bias")]
-            found.append(Figure(name, must, aim, sum(weight), *means, None, on_median))
+            found.append(Figure(name, must, aim, sum(weight), *means, on_median=on_median))
     return found
 
 
@@ -216,8 +220,49 @@ def with_one_product(folder: Path) -> AccuracyReport:
     return AccuracyReport(rows, "learned+one-product", {}, tuple(data.notes), data.hashes, model_hash())
 
 
+def without_programs(folder: Path, rows: int) -> AccuracyReport:
+    """NeuSight's tables and graphs, and LLMCompass; captured programs have suites of their own."""
+    scored: list[Row] = []
+    notes: list[str] = []
+    hashes: dict[str, str] = {}
+    for score in (_neusight_rows, SUITES["llmcompass"].run):
+        data = Data(folder, parse_choice("learned"), rows)
+        scored += score(data)
+        notes += data.notes
+        hashes |= data.hashes
+    return AccuracyReport(tuple(scored), "learned", {}, tuple(notes), hashes, model_hash())
+
+
+def _neusight_rows(data: Data) -> list[Row]:
+    parts = (neusight_models.kernel_rows, neusight_models.operator_rows, neusight_models.model_rows)
+    return [row for part in parts for row in part(data)]
+
+
+def ranges() -> str:
+    """How often ranges of 80 % held rows left out, by family and device of 50 rows or more; those out of bounds."""
+    low, high, widest, least = 0.75, 0.90, 0.15, 50
+    found: list[tuple[str, str, float, float]] = []
+    for path in sorted(MODELS.glob("*.json")):
+        card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        for device, entry in card.get("coverage", {}).items():
+            if entry["rows"] >= least:
+                found.append((path.stem, device, entry["covered"], entry["half_width"]))
+    held = sum(low <= covered <= high for _, _, covered, _ in found)
+    narrow = sum(width <= widest for *_, width in found)
+    lines = [
+        f"ranges of 80 %: {held} of {len(found)} pairs of model and device hold 75 to 90 % of the rows left out, "
+        f"{narrow} at a median half width of 15 % or less; the others:",
+        *(
+            f"  {key} on {device}: {covered:.1%} within, half width {width:.1%}"
+            for key, device, covered, width in found
+            if not low <= covered <= high or width > widest
+        ),
+    ]
+    return "\n".join(lines)
+
+
 def show(figures: Sequence[Figure]) -> str:
-    head = ["figure", "must", "aim", "rows", "mean", "median", "p90", "bias", "peer", "reached"]
+    head = ["figure", "must", "aim", "rows", "mean", "median", "p90", "bias", "peer", "its median", "reached"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *("| " + " | ".join(figure.cells()) + " |" for figure in figures)]) + "\n"
 
@@ -232,7 +277,7 @@ def main() -> None:
     given = parser.parse_args()
     log = None if given.no_log else ROOT / "docs" / "accuracy_log.csv"
     reports = [
-        run_accuracy("neusight,llmcompass", given.data, "learned", given.rows, examples=False),
+        without_programs(given.data, given.rows),
         with_one_product(given.data),
     ]
     for report in reports if log else ():
@@ -244,7 +289,7 @@ def main() -> None:
         *cards(),
     ]
     text = show(figures)
-    print(f"models {reports[0].models}\n\n{text}")
+    print(f"models {reports[0].models}\n\n{text}\n{ranges()}")
     if given.write:
         page = ROOT / "docs" / "learned.md"
         before, _, rest = page.read_text(encoding="utf-8").partition(_START)

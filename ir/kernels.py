@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,16 @@ _TEXT = frozenset(field.name for field in _FIELDS if field.type in (str, "str"))
 _FLOAT = frozenset(field.name for field in _FIELDS if field.type in (float, "float"))
 
 
+def _column(rows: Sequence[KernelRow], name: str) -> npt.NDArray[Any]:
+    values = map(attrgetter(name), rows)
+    if name not in _TEXT:
+        return np.fromiter(values, np.float64 if name in _FLOAT else np.int64, len(rows))
+    texts = list(values)
+    number = {text: position for position, text in enumerate(dict.fromkeys(texts))}
+    index = np.fromiter(map(number.__getitem__, texts), np.intp, len(rows))
+    return np.array(list(number), dtype=str)[index]
+
+
 @dataclass(frozen=True)
 class KernelTable:
     """Columns of `KernelRow`, one entry a distinct kernel: `table.m` is an int64 array, `table.klass` a text array.
@@ -154,12 +165,7 @@ class KernelTable:
     @cached_property
     def columns(self) -> Mapping[str, Any]:
         """Every column by name."""
-        transposed = zip(*([getattr(row, name) for name in _NAMES] for row in self.rows), strict=True)
-        values: Iterable[Sequence[Any]] = transposed if self.rows else ((),) * len(_NAMES)
-        return {
-            name: np.array(column, dtype=str if name in _TEXT else np.float64 if name in _FLOAT else np.int64)
-            for name, column in zip(_NAMES, values, strict=True)
-        }
+        return {name: _column(self.rows, name) for name in _NAMES}
 
     def __getattr__(self, name: str) -> Any:
         if name in _NAMES:

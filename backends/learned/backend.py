@@ -11,6 +11,7 @@ from stablecast.backends.analytical import AnalyticalBackend
 from stablecast.backends.device import Device
 from stablecast.backends.estimates import BoolArray, Estimates, FloatArray, Source, TextArray
 from stablecast.backends.learned import frame
+from stablecast.backends.learned.distinct import IndexArray, distinct
 from stablecast.backends.learned.rates import MODELS, Rates, rates_for
 from stablecast.backends.learned.store import UNSEEN, Model, key_of, read_model
 from stablecast.ir.kernels import KernelTable
@@ -57,18 +58,21 @@ class LearnedBackend:
     def _never_faster(self, kernels: KernelTable, device: Device, rates: Rates, time_s: FloatArray) -> FloatArray:
         """No less than the time of half the batch, of a quarter and so on while kernels stay short.
 
-        Trees step up and down; where work outweighs the launch, the base grows faster than they step.
+        Trees step up and down; where work outweighs the launch, the base grows faster than they step. Kernels that
+        halving makes equal are priced once.
         """
+        halvings: list[_Halving] = []
         time, index, table = time_s.copy(), np.arange(len(kernels)), kernels
-        for _ in range(_HALVINGS):
-            half = _half_batch(table)
-            if half is None:
-                break
-            before = _price(self._groups, half[1], device, rates)
-            time[index] = np.maximum(time[index], np.where(half[0], before.time_s, 0.0))
-            short = half[0] & (before.time_s < _SHORT * before.launch_s)
-            columns = {name: values[short] for name, values in half[1].columns.items()}
-            index, table = index[short], half[1].select(short).with_columns(columns)
+        while len(halvings) < _HALVINGS and (found := _half_batch(table)) is not None:
+            first, position = distinct(found[1])
+            index, table = index[found[0]], _rows_of(found[1], first)
+            before = _price(self._groups, table, device, rates)
+            halvings.append(_Halving(index, position, before.time_s))
+            index = np.flatnonzero(before.time_s < _SHORT * before.launch_s)
+            table = _rows_of(table, index)
+        for number, half in reversed([*enumerate(halvings)]):
+            above = halvings[number - 1].time_s if number else time
+            above[half.index] = np.maximum(above[half.index], half.time_s[half.position])
         return time
 
     def detail(self, kernels: KernelTable, device: Device) -> Mapping[str, FloatArray]:
@@ -150,22 +154,36 @@ def _price(groups: Grouping, kernels: KernelTable, device: Device, rates: Rates)
     return _Priced(time, base.launch_s, low, high, floor, source, bound)
 
 
+@dataclass(frozen=True, slots=True)
+class _Halving:
+    """Times of distinct halved kernels; `index`: the rows that were halved, `position`: which time is theirs."""
+
+    index: IndexArray
+    position: IndexArray
+    time_s: FloatArray
+
+
 def _half_batch(kernels: KernelTable) -> tuple[BoolArray, KernelTable] | None:
-    """Rows that can be halved along what they repeat, and the table with these halved; None where no row can."""
+    """Rows that can be halved along what they repeat, and these alone, halved; None where no row can."""
     kind = frame.kinds(kernels)
-    repeats = np.isin(kind, (*frame.STREAMS, *frame.ATTENTION, "bmm")) & (kernels.batch > 0)
     streams = np.isin(kind, frame.STREAMS)
-    many, batched = np.asarray(kernels.elems > 1), np.asarray(kernels.batch > 1)
-    halved = repeats & ((streams & many) | (~streams & batched))
+    batched = np.isin(kind, (*frame.ATTENTION, "bmm")) & (kernels.batch > 1)
+    halved = (streams & (kernels.batch > 0) & (kernels.elems > 1)) | batched
     if not halved.any():
         return None
-    columns = dict(kernels.columns)
+    table = _rows_of(kernels, np.flatnonzero(halved))
+    columns = dict(table.columns)
     for name in ("batch", "elems"):
-        columns[name] = np.where(halved, np.maximum((columns[name] + 1) // 2, 1), columns[name])
-    share = np.where(halved, np.where(streams, 0.5, columns["batch"] / np.maximum(kernels.batch, 1)), 1.0)
+        columns[name] = np.maximum((table.columns[name] + 1) // 2, 1)
+    share = np.where(streams[halved], 0.5, columns["batch"] / np.maximum(table.batch, 1))
     for name in _EXTENSIVE:
-        columns[name] = columns[name] * share
-    return halved, kernels.with_columns(columns)
+        columns[name] = table.columns[name] * share
+    return halved, table.with_columns(columns)
+
+
+def _rows_of(kernels: KernelTable, index: IndexArray) -> KernelTable:
+    columns = {name: values[index] for name, values in kernels.columns.items()}
+    return KernelTable(tuple(kernels.rows[i] for i in index), kernels.count[index]).with_columns(columns)
 
 
 _EXTENSIVE: Final = (

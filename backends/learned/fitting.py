@@ -28,6 +28,8 @@ TRUSTS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 INTERVAL: Final = 0.8
 _REGIMES: Final = 6
 _REGIME_ROWS_MIN: Final = 60
+_RANGE_FOLDS: Final = 4
+_COVERED_LEAST: Final = 0.75
 _LEAST_SHARE: Final = 0.2
 _WEIGHT_MIN: Final = 0.02
 
@@ -271,9 +273,28 @@ def _intervals(
     high: dict[str, FloatArray] = {}
     for device in np.unique(samples.device):
         mine = samples.device == device
-        low[str(device)], high[str(device)] = _by_regime(score[mine], regime[mine], len(edges) + 1)
+        found = _calibrated(score[mine], regime[mine], samples.groups[mine], len(edges) + 1)
+        low[str(device)], high[str(device)] = found
     low[UNSEEN], high[UNSEEN] = _by_regime(-np.log(ruled.ratio(unseen)), regime, len(edges) + 1)
     return low, high
+
+
+def _calibrated(
+    score: FloatArray, regime: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], count: int
+) -> tuple[FloatArray, FloatArray]:
+    """Quantiles by regime; wider where those of some groups hold too few rows of the others, by the quantile of how far
+    these lie outside (Romano et al., "Conformalized quantile regression", NeurIPS 2019)."""
+    low, high = _by_regime(score, regime, count)
+    fold = _fold_of(groups, _RANGE_FOLDS)
+    outside = np.zeros(0)
+    for asked in (fold == number for number in range(_RANGE_FOLDS)):
+        if asked.any() and not asked.all():
+            lows, highs = (bound[regime[asked]] for bound in _by_regime(score[~asked], regime[~asked], count))
+            outside = np.append(outside, np.maximum(lows - score[asked], score[asked] - highs))
+    if not len(outside) or np.mean(outside <= 0.0) >= _COVERED_LEAST:
+        return low, high
+    wider = max(0.0, float(np.quantile(outside, min(1.0, INTERVAL * (1.0 + 1.0 / len(outside))))))
+    return low - wider, high + wider
 
 
 def _by_regime(score: FloatArray, regime: npt.NDArray[np.int64], count: int) -> tuple[FloatArray, FloatArray]:
@@ -288,19 +309,19 @@ def _by_regime(score: FloatArray, regime: npt.NDArray[np.int64], count: int) -> 
 
 
 def _coverage(samples: Samples, inside: FloatArray, edges: FloatArray) -> dict[str, Any]:
-    """Share of left-out rows in the interval that the other half of the groups gives, and its median half width."""
+    """Share of left-out rows in the interval that the other groups give, and its median half width."""
     regime = np.searchsorted(edges, samples.columns["size"])
     score = -np.log(samples.ratio(inside))
-    half = _fold_of(samples.groups, 2)
+    fold = _fold_of(samples.groups, _RANGE_FOLDS)
     found: dict[str, Any] = {}
     for device in map(str, np.unique(samples.device)):
         held: list[npt.NDArray[np.bool_]] = []
         width: list[FloatArray] = []
-        for number in (0, 1):
+        for number in range(_RANGE_FOLDS):
             mine = samples.device == device
-            known, asked = mine & (half != number), mine & (half == number)
+            known, asked = mine & (fold != number), mine & (fold == number)
             if known.any() and asked.any():
-                low, high = _by_regime(score[known], regime[known], len(edges) + 1)
+                low, high = _calibrated(score[known], regime[known], samples.groups[known], len(edges) + 1)
                 lows, highs = low[regime[asked]], high[regime[asked]]
                 held.append((score[asked] >= lows) & (score[asked] <= highs))
                 width.append(0.5 * (np.exp(highs) - np.exp(lows)))

@@ -73,21 +73,18 @@ class Trees:
     @cached_property
     def _tables(self) -> Tables:
         """For each tree: by feature, the leaves that remain for each bin; and the values of its leaves."""
-        ends = [*self.leaf_start[1:].tolist(), len(self.leaf)][: self.count]
-        first = np.searchsorted(self.tree, np.arange(self.count + 1))
-        found: Tables = []
-        feature: list[int] = self.feature.tolist()
-        cut: list[int] = self.cut.tolist()
-        for number, (start, end) in enumerate(zip(self.leaf_start.tolist(), ends, strict=True)):
-            tables: dict[int, npt.NDArray[np.uint32]] = {}
-            for node in range(int(first[number]), int(first[number + 1])):
-                table = tables.get(feature[node])
-                if table is None:
-                    size = len(self.cuts[feature[node]]) + 1
-                    table = tables[feature[node]] = np.full(size, _ALL, dtype=np.uint32)
-                table[cut[node] + 1 :] &= ~self.left[node]
-            found.append((list(tables.items()), self.leaf[start:end].astype(np.float64)))
-        return found
+        rules: list[list[tuple[int, npt.NDArray[np.uint32]]]] = [[] for _ in range(self.count)]
+        cut = self.cut.astype(np.intp) + 1
+        for feature, cuts in enumerate(self.cuts):
+            mine = np.flatnonzero(self.feature == feature)
+            trees, row = np.unique(self.tree[mine], return_inverse=True)
+            remain = np.full((len(trees), len(cuts) + 1), _ALL, dtype=np.uint32)
+            np.bitwise_and.at(remain, (row, cut[mine]), ~self.left[mine])
+            np.bitwise_and.accumulate(remain, axis=1, out=remain)
+            for tree, table in zip(trees.tolist(), remain, strict=True):
+                rules[tree].append((feature, table))
+        leaves = np.split(self.leaf.astype(np.float64), self.leaf_start[1:])[: self.count]
+        return list(zip(rules, leaves, strict=True))
 
     def arrays(self) -> dict[str, Any]:
         """Everything as arrays, for a file."""
@@ -123,9 +120,9 @@ def _sum_of(tables: Tables, bins: Sequence[npt.NDArray[np.intp]]) -> FloatArray:
             total += values[0]
             continue
         feature, table = rules[0]
-        np.take(table, bins[feature], out=left, mode="clip")
+        table.take(bins[feature], out=left, mode="clip")
         for feature, table in rules[1:]:
-            np.take(table, bins[feature], out=more, mode="clip")
+            table.take(bins[feature], out=more, mode="clip")
             np.bitwise_and(left, more, out=left)
         total += values[np.bitwise_count((left & (~left + np.uint32(1))) - np.uint32(1))]
     return total

@@ -10,7 +10,9 @@ import pytest
 
 import stablecast.validation.training
 from stablecast.ir.errors import InputError
+from stablecast.validation.training import run
 from stablecast.validation.training.reader import TRAINING_FILES, TrainingTables
+from stablecast.validation.training.sources import sources
 
 _TEST_FILES = (
     "neusight/test_matmul.csv.gz",
@@ -97,3 +99,10 @@ def test_unknown_names_and_empty_folders(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no training table"):
         train(tmp_path, (), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_one_family_reads_what_every_sustained_share_comes_from() -> None:
+    """Else a model trained alone would differ from the one that a whole run gives."""
+    names = {source.name for source in run._chosen(list(sources()), ("matmul-half",))}
+    assert {"vidur add", "neusight train vector", "neusight train linear", "vidur mlp_up_proj"} <= names
+    assert not {"vidur emb", "aiconfigurator moe", "neusight train bmm"} & names

@@ -43,13 +43,13 @@ class Trained:
 
     def summary(self) -> str:
         """A table: errors of rows left out, by model and device."""
-        head = ["model", "device", "rows", "mean", "median", "p90", "bias", "in range", "chip left out"]
+        head = ["model", "device", "rows", "mean", "median", "p90", "bias", "in range", "half width", "chip left out"]
         body = [
             [
                 model.key,
                 device,
                 *_shown(errors),
-                percent(model.card["coverage"][device]["covered"]),
+                *(percent(model.card["coverage"][device][name]) for name in ("covered", "half_width")),
                 _unseen(model, device),
             ]
             for model in self.models
@@ -110,7 +110,8 @@ def train(
     if not only or not (folder / DEVICES_FILE).is_file():
         write_json(result.clocks, folder / DEVICES_FILE)
     stamp = {"date": date or datetime.now(UTC).strftime("%Y-%m-%d"), "versions": versions(), "files": tables.hashes}
-    for (kind, family, kind_of_device), parts in _by_model(read, observations, rule).items():
+    asked = [(source, data) for source, data in read if _is_asked(source, only)]
+    for (kind, family, kind_of_device), parts in _by_model(asked, observations, rule).items():
         key = key_of(kind, family, kind_of_device)
         say(f"{key}: {sum(len(part.kernels) for part in parts)} rows")
         model = train_model(kind, family, parts, SETTINGS.get(key, Setting()))
@@ -124,29 +125,37 @@ def observe_all(read: Iterable[tuple[Source, Measured]]) -> list[clocks.Observat
     """Sustained shares of every device, one a family: from products, and of the memory rate from streams."""
     found: list[clocks.Observation] = []
     for source, data in read:
-        family = (
-            source.family
-            if source.kind in _CLOCK_KINDS
-            else MEMORY
-            if source.name in _STREAMS and source.kind == "elementwise"
-            else ""
-        )
+        family = _sustained_of(source)
         one = clocks.observe(data, family) if family else None
         found += [one] if one is not None else []
     return list(clocks.pooled(found).values())
 
 
+def _sustained_of(source: Source) -> str:
+    """The family whose sustained share a table tells, empty for most."""
+    if source.kind in _CLOCK_KINDS:
+        return source.family
+    return MEMORY if source.name in _STREAMS and source.kind == "elementwise" else ""
+
+
 def _chosen(known: list[Source], only: Sequence[str]) -> list[Source]:
-    if not only:
-        return known
-    names = {name for source in known for name in (source.kind, source.family, f"{source.kind}-{source.family}")}
+    """What models of `only` learn from, and all that sustained shares come from: they enter every model."""
+    names = {name for source in known for name in _names(source)}
     for name in only:
         if name not in names:
             raise InputError(f"no model is called '{name}'", near_names(name, names) or "see the cards of the models")
     return [
         source for source in known
-        if {source.kind, source.family, f"{source.kind}-{source.family}"} & set(only) or source.clocks
+        if _is_asked(source, only) or source.clocks or _sustained_of(source)
     ]  # fmt: skip
+
+
+def _names(source: Source) -> set[str]:
+    return {source.kind, source.family, f"{source.kind}-{source.family}"}
+
+
+def _is_asked(source: Source, only: Sequence[str]) -> bool:
+    return not only or not _names(source).isdisjoint(only)
 
 
 def _by_model(
