@@ -23,14 +23,14 @@ class HostNumber(float):
 
     where: str = ""
 
-    def _refuse(self, *_: object) -> Any:
+    def refuse(self, *_: object) -> Any:
         raise InputError(
             f"{self.where}a value read from a tensor with .item() decides what the program does",
             "a capture has no data: use torch.where, or move the decision out of the step",
         )
 
-    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __int__ = __index__ = _refuse
-    __floor__ = __ceil__ = __trunc__ = __divmod__ = __rdivmod__ = is_integer = as_integer_ratio = _refuse
+    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __int__ = __index__ = refuse
+    __floor__ = __ceil__ = __trunc__ = __divmod__ = __rdivmod__ = is_integer = as_integer_ratio = refuse
     __hash__ = float.__hash__
 
     def _same(self, *_: object) -> "HostNumber":
@@ -40,7 +40,7 @@ class HostNumber(float):
     __pow__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __neg__ = __pos__ = __abs__ = _same
 
     def __round__(self, digits: Any = None) -> Any:
-        return self._refuse() if digits is None else self
+        return self.refuse() if digits is None else self
 
 
 _DECIDE = ("isnan", "isinf", "isfinite", "isclose")
@@ -75,7 +75,7 @@ def _guarded(function: Any, decides: bool) -> Callable[..., Any]:
     def guard(*args: Any, **kwargs: Any) -> Any:
         for arg in args:
             if type(arg) is HostNumber:
-                return arg._refuse() if decides else arg
+                return arg.refuse() if decides else arg
         return function(*args, **kwargs)
 
     return guard

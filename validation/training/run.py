@@ -4,6 +4,7 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -215,10 +216,8 @@ def versions() -> dict[str, str]:
     """What the models were made with."""
     import sklearn
 
-    import stablecast
-
     return {
-        "stablecast": stablecast.__version__,
+        "stablecast": version("stablecast"),
         "scikit-learn": sklearn.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
