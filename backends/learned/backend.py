@@ -183,7 +183,8 @@ def _half_batch(kernels: KernelTable) -> tuple[BoolArray, KernelTable] | None:
 
 def _rows_of(kernels: KernelTable, index: IndexArray) -> KernelTable:
     columns = {name: values[index] for name, values in kernels.columns.items()}
-    return KernelTable(tuple(kernels.rows[i] for i in index), kernels.count[index]).with_columns(columns)
+    chosen: list[int] = index.tolist()
+    return KernelTable(tuple(kernels.rows[i] for i in chosen), kernels.count[index]).with_columns(columns)
 
 
 _EXTENSIVE: Final = (
