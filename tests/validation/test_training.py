@@ -3,6 +3,7 @@
 import ast
 import csv
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,10 +75,12 @@ def _tables(folder: Path) -> Path:
     return folder
 
 
-def test_the_same_tables_give_the_same_files(tmp_path: Path) -> None:
+def test_the_same_tables_give_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn", reason="training needs scikit-learn")
-    from stablecast.validation.training.run import train
+    from stablecast.validation.training.run import SETTINGS, train
 
+    few = replace(SETTINGS["matmul-half-gpu"], trees=30)
+    monkeypatch.setattr("stablecast.validation.training.run.SETTINGS", {"matmul-half-gpu": few})
     data = _tables(tmp_path / "data")
     results = [train(data, (), tmp_path / name, date="2026-01-01") for name in ("first", "second")]
     names = sorted(path.name for path in (tmp_path / "first").iterdir())
