@@ -194,13 +194,6 @@ def _prediction(
         for number, (waits, peak) in enumerate(zip(idle, peaks, strict=True))
     )
     stages, batches = len(made.tasks), loops[0].micro_batches.count if loops[0].micro_batches else 0
-    parts = f" of {chunks} chunks" if chunks > 1 else ""
-    said = (
-        f"{made.schedule} over {stages} stages{parts} and {batches} micro-batches: bubble {made.bubble_share:.1%} of "
-        "the pipeline; hand-overs hold no stage up",
-        "micro-batches in flight take memory in proportion to what the program's own loop keeps of its trips",
-        *(["gradients of weights take half of the backward products (assumption)"] if cost.weight_s else []),
-    )
     trace = Timeline(made.step_s, made.step_s, made.step_s, 0.0, 0.0, (), (), make_slices=lambda: made.slices)
     shrink = busy.step_time_s / step if step else 1.0
     staged = replace(
@@ -217,7 +210,7 @@ def _prediction(
         roles=roles,
         timelines=(trace,),
         work=_work(program, busy),
-        assumptions=(*busy.assumptions, *said),
+        assumptions=(*busy.assumptions, *_said(made, batches, chunks, cost)),
         pipeline={
             "schedule": made.schedule,
             "stages": stages,
@@ -233,3 +226,13 @@ def _prediction(
         },
     )
     return with_memory_margin(staged)
+
+
+def _said(made: PipelineTimeline, batches: int, chunks: int, cost: StageCost) -> tuple[str, ...]:
+    parts = f" of {chunks} chunks" if chunks > 1 else ""
+    return (
+        f"{made.schedule} over {len(made.tasks)} stages{parts} and {batches} micro-batches: bubble "
+        f"{made.bubble_share:.1%} of the pipeline; hand-overs hold no stage up",
+        "micro-batches in flight take memory in proportion to what the program's own loop keeps of its trips",
+        *(["gradients of weights take half of the backward products (assumption)"] if cost.weight_s else []),
+    )
