@@ -19,6 +19,7 @@ GOLDEN = Path(__file__).parent / "golden" / "accuracy.json"
 
 
 _SLOW = ("gemm", "neusight")
+_TORCH = ("vtrain", "torchtitan")
 _SUITES = [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in SUITES if name != "hespas"]
 
 
@@ -27,6 +28,8 @@ def test_suite_runs(shared_data: Path, name: str) -> None:
     data = Data(shared_data, parse_choice("analytical"), _ROWS.get(name, 200), capture=False)
     if name == "timm":
         pytest.skip("its captures take minutes: tests/validation/test_timm.py")
+    if name in _TORCH:
+        pytest.importorskip("torch", reason="its programs are PyTorch's, an optional extra")
     rows = run_suite(name, data)
     assert not data.missing
     assert all(row.measured_s > 0 and 0 < row.low_s <= row.predicted_s <= row.high_s for row in rows)
