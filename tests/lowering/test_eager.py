@@ -92,7 +92,7 @@ def test_compiled_modules_and_steps_run_under_inductor(whole: bool) -> None:
 
 def test_compiled_layers_under_fsdp_are_graphs_of_their_own() -> None:
     """Two layers that run again: norms carry their own layer's scope, gathers are units of one layer, the program's
-    order stays, and no kernel holds nodes of both layers."""
+    order stays."""
     torch = pytest.importorskip("torch")
     from torch.distributed.fsdp import fully_shard
     from torch.utils.checkpoint import checkpoint
