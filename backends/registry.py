@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 from stablecast.backends.estimates import CONTRACT, Backend
+from stablecast.ir.entry_points import registered
 from stablecast.ir.errors import InputError, near_names
 from stablecast.ir.kernels import KernelClass
 
@@ -13,17 +14,8 @@ GROUP = "stablecast.backends"
 DEFAULT = "analytical"
 
 
-@cache
 def _entries() -> Mapping[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=GROUP):
-        if entry.name in found and found[entry.name].value != entry.value:
-            raise InputError(
-                f"two packages register a backend '{entry.name}': {found[entry.name].value} and {entry.value}",
-                "uninstall one of them",
-            )
-        found[entry.name] = entry
-    return found
+    return registered(GROUP, "backend")
 
 
 def backend_names() -> tuple[str, ...]:

@@ -1,11 +1,11 @@
 """Passes by name: built-in ones register exactly as third parties' do, as entry points."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Final
 
 from stablecast.ir.device_program import DeviceProgram
+from stablecast.ir.entry_points import registered
 from stablecast.ir.errors import InputError, near_names
 from stablecast.lowering.passes.legality import illegal
 
@@ -23,17 +23,8 @@ DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
 """Passes by execution model."""
 
 
-@cache
 def _entries() -> Mapping[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=GROUP):
-        if entry.name in found and found[entry.name].value != entry.value:
-            raise InputError(
-                f"two packages register a pass '{entry.name}': {found[entry.name].value} and {entry.value}",
-                "uninstall one of them",
-            )
-        found[entry.name] = entry
-    return found
+    return registered(GROUP, "pass")
 
 
 def pass_names() -> tuple[str, ...]:
