@@ -49,8 +49,7 @@ def model_names() -> tuple[str, ...]:
 def exec_model(name: str) -> ExecModel:
     """The model called `name`; raises `InputError` for an unknown one."""
     if name not in _MODELS:
-        known = ", ".join(("auto", *_MODELS))
-        raise InputError(f"unknown execution model '{name}'", near_names(name, _MODELS) or f"known: {known}")
+        raise InputError(f"unknown execution model '{name}'", near_names(name, ("auto", *_MODELS)))
     return _MODELS[name]
 
 
