@@ -22,7 +22,7 @@ from stablecast.ir.device_program import (
 )
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import Groups, all_devices
-from stablecast.ir.kernels import KernelRow, KernelTableBuilder
+from stablecast.ir.kernels import KernelClass, KernelRow, KernelTableBuilder
 from stablecast.ir.pause import paused_gc
 from stablecast.ir.program import Op, Program
 from stablecast.ir.schedule import LaunchTable, Schedule
@@ -33,6 +33,7 @@ from stablecast.lowering.categories import Category
 from stablecast.lowering.combine import bucket_order, merge_collectives, plan_buckets
 from stablecast.lowering.copies import Copy, contiguous_reductions, with_copies
 from stablecast.lowering.execution.dispatch import bare_row, launches_of
+from stablecast.lowering.execution.library_calls import library_call
 from stablecast.lowering.execution.models import UNFUSED, exec_model, plan_kernels
 from stablecast.lowering.execution.stages import Extras, InductorExtras, gathers_minor, with_extras
 from stablecast.lowering.execution.xla import GPU_PLATFORMS
@@ -285,10 +286,12 @@ class _Lowering:
 
         count = self._launch_count(group)
         extra = extras.of(group) if extras else (0, 0.0)
-        whole = (key, group.attention, count, extra)
+        klass = self._known_class(group)
+        whole = (key, group.attention, count, klass, extra)
         row = self._builder.known(whole)
         if row is None:
-            made = with_extras(replace(make_row(graph, group, measure(), arithmetic), launches=count), *extra)
+            made = replace(make_row(graph, group, measure(), arithmetic), launches=count)
+            made = with_extras(made if klass is None else replace(made, klass=klass), *extra)
             row = self._builder.add(whole, made, [graph.ops[node] for node in members])
         kernel_row = self._builder.row(row)
         self._runs[row] = self._runs.get(row, 0.0) + runs
@@ -299,6 +302,11 @@ class _Lowering:
             self._note_opaque(graph, members, runs)
         node = Kernel(row, tuple(members), kernel_row.launches, scope, graph.location(hero))
         return node, SymbolicWork({(): kernel_row.work}), 0
+
+    def _known_class(self, group: Group) -> KernelClass | None:
+        """The class of a call whose body does not show it."""
+        known = library_call(self._launches.launches[group.launch].op) if self._launches and group.launch >= 0 else None
+        return None if known is None else known.klass
 
     def _launch_count(self, group: Group) -> int:
         return launches_of(self._launches.launches[group.launch]) if self._launches and group.launch >= 0 else 1

@@ -13,7 +13,7 @@ from stablecast.validation.collectives import shapes_of
 from stablecast.validation.from_trace import ELEMENT_TYPES, Call, ProgramBuilder
 from stablecast.validation.kernel_names import collective_kind
 from stablecast.validation.linking.tensors import tensors
-from stablecast.validation.operators import class_of_operator, launches_nothing
+from stablecast.validation.operators import class_of_operator, launches_nothing, owns_launches
 from stablecast.validation.steps import MARKS
 
 _WRAPPERS: Final = re.compile(r"Backward\d+$|^(autograd|torch|c10d|nccl|gloo|_c10d_functional)::|^(?!\w+::)")
@@ -56,14 +56,28 @@ class _Calls:
         self._children: Mapping[int, list[EtOp]] = trace.children()
         self._trace = trace
         self._known: dict[int, bool] = {}
+        self._inside: dict[int, bool] = {}
 
     def __iter__(self) -> Iterator[EtOp]:
         for op in _one_step(self._trace.ops):
-            if op.name == _COMMS:
+            if self._owned(op):
+                continue
+            if owns_launches(op.name):
+                yield op
+            elif op.name == _COMMS:
                 if _spoken(op)[0]:
                     yield op
             elif self._launches(op) and not self._below(op):
                 yield op
+
+    def _owned(self, op: EtOp) -> bool:
+        """Whether an operator around it owns what it launches."""
+        known = self._inside.get(op.id)
+        if known is None:
+            above = self._ops.get(op.parent)
+            known = above is not None and above.id != op.id and (owns_launches(above.name) or self._owned(above))
+            self._inside[op.id] = known
+        return known
 
     def path(self, op: EtOp) -> str:
         """The annotations around an operator, outermost first."""

@@ -20,9 +20,11 @@ from stablecast.ir.kernels import KernelClass, KernelRow, KernelTableBuilder
 from stablecast.ir.trace_events import NO_ARGS
 from stablecast.ir.work import NO_WORK, SymbolicWork
 from stablecast.validation.collectives import collectives, shapes_of
+from stablecast.validation.from_libraries import Libraries
 from stablecast.validation.items import longest, units, work_scope
 from stablecast.validation.kernel_names import TF32_NAMES, WEIGHT_GRADIENT, MeasuredClass
 from stablecast.validation.measured import MeasuredRun
+from stablecast.validation.operators import owns_launches
 
 Shapes = Sequence[tuple[int, ...]]
 _KINDS: Final = frozenset(
@@ -54,6 +56,7 @@ _PER_THREAD: Final = 32
 """More elements than a thread of an elementwise kernel takes: what is beyond is a view of fewer stored ones."""
 
 _BATCHED: Final = frozenset({"aten::bmm", "aten::baddbmm"})
+_JOINS: Final = frozenset({"aten::cat", "aten::stack"})
 _LOOKUPS: Final = frozenset({"aten::embedding", "aten::index_select", "aten::index", "aten::gather"})
 _PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::linear", "aten::matmul", "aten::_addmm_activation"})
 
@@ -111,6 +114,8 @@ def _call(run: MeasuredRun, position: int, op: int) -> Call:
     element = next((ELEMENT_TYPES[name] for name in names if name in ELEMENT_TYPES), "f32")
     concrete: Any = own.get("Concrete Inputs")
     shapes = shapes_of(own) or ([(1,)] if any(name in ELEMENT_TYPES for name in names) else [])
+    if run.op_name(position) in _JOINS and shapes:
+        shapes = [(sum(map(math.prod, shapes)),)]
     return Call(
         run.op_name(position) or run.name(position),
         run.klass(position),
@@ -144,6 +149,7 @@ class ProgramBuilder:
         self._work = NO_WORK
         self._opaque: dict[str, int] = {}
         self._host_bytes = 0.0
+        self._libraries = Libraries(device)
 
     def collective(self, kind: str, nbytes: float, size: int, devices: int) -> None:
         """One collective over groups of `size` of `devices`."""
@@ -177,7 +183,7 @@ class ProgramBuilder:
             MeasuredClass.GATHER: self._gather,
         }
         maker = makers.get(call.klass, self._streamed)
-        row = maker(call)
+        row = self._libraries.row(call.op, call.shapes, call.element) if owns_launches(call.op) else maker(call)
         return None if row is None else replace(row, label=call.op)
 
     def _product(self, call: Call) -> KernelRow | None:

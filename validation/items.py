@@ -19,7 +19,7 @@ from stablecast.validation.collectives import MeasuredCollective, collectives, s
 from stablecast.validation.kernel_names import WEIGHT_GRADIENT, MeasuredClass
 from stablecast.validation.launches import scope_path
 from stablecast.validation.measured import MeasuredRun
-from stablecast.validation.operators import class_of_operator, launches_nothing, plain_operator
+from stablecast.validation.operators import class_of_operator, class_of_owner, launches_nothing, plain_operator
 
 MAX_ITEMS: Final = 50_000
 """Kernels of a prediction that are laid out one by one; loops beyond that stay one item each."""
@@ -144,7 +144,7 @@ def _measured(run: MeasuredRun, positions: list[int], origin: float, talk: Mappi
             start, stream, spoken.kind, spoken.nbytes, spoken.group_size, exposed_s=spoken.exposed_s,
         )  # fmt: skip
     args = run.events.args_of(op) if op >= 0 else run.events.args_of(event)
-    klass = run.klass(main)
+    klass = class_of_owner(run.op_name(main)) or run.klass(main)
     name = run.op_name(main) or run.name(main)
     return Item(
         klass, name, work_scope(run, event, op), measured_shape(klass, args), time, start, stream,

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablecast.ir.trace_events import Category, TraceEvents
+from stablecast.validation.operators import owns_launches
 
 IntArray = npt.NDArray[np.int64]
 _HOST = (Category.OP, Category.ANNOTATION, Category.RUNTIME, Category.PYTHON)
@@ -18,7 +19,7 @@ class Launches:
     """Links of a trace; every array has an entry an event, -1 where there is none.
 
     `parent`: the host event that encloses a host event. `launch`: the runtime call of a device event. `op`: the
-    innermost framework operator around that call.
+    innermost framework operator around that call, or the one around it that owns all that is launched inside.
     """
 
     parent: IntArray
@@ -43,9 +44,27 @@ def find_launches(events: TraceEvents) -> Launches:
     op = np.full(size, -1, dtype=np.int64)
     is_op = events.is_a(Category.OP)
     known: dict[int, int] = {}
+    owner = _owners(events, parent)
     for index in np.nonzero(launch >= 0)[0].tolist():
-        op[index] = _nearest(int(launch[index]), parent, is_op, known)
+        found = _nearest(int(launch[index]), parent, is_op, known)
+        op[index] = owner.get(found, found)
     return Launches(parent, launch, op)
+
+
+def _owners(events: TraceEvents, parent: IntArray) -> dict[int, int]:
+    """Host event -> the outermost operator around it that owns what is launched inside; none for most events."""
+    names = [number for number, name in enumerate(events.names) if owns_launches(name)]
+    owning = np.isin(events.name, names) & ~events.on_device
+    if not owning.any():
+        return {}
+    found: dict[int, int] = {}
+    for index in np.nonzero((parent >= 0) | owning)[0].tolist():
+        above = int(parent[index])
+        if above in found:
+            found[index] = found[above]
+        elif owning[index]:
+            found[index] = index
+    return found
 
 
 def _nest(indices: IntArray, events: TraceEvents, parent: IntArray) -> None:

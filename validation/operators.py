@@ -21,8 +21,8 @@ _SILENT: Final = frozenset(_SILENT_NAMES.split())
 _CLASSES: Final[Sequence[tuple[re.Pattern[str], MeasuredClass]]] = tuple(
     (re.compile(pattern), klass)
     for pattern, klass in (
-        (r"^(copy_|clone|cat|stack|_to_copy|constant_pad_nd|repeat|roll|flip)$", C.COPY),
-        (r"^(zero_|fill_|zeros|ones|full)$", C.MEMSET),
+        (r"^(copy_?|clone|cat|stack|_to_copy|constant_pad_nd|repeat|roll|flip)$", C.COPY),
+        (r"^(zero_?|fill_?|zeros|ones|full)$", C.MEMSET),
         (r"embedding_dense_backward|index_put|index_add|scatter|masked_scatter", C.SCATTER),
         (r"^(embedding|index_select|index|gather|take|masked_select|_embedding_bag.*)$", C.GATHER),
         (r"^(sort|topk|argsort|unique.*|msort|multinomial|kthvalue|median)$", C.SORT),
@@ -51,8 +51,33 @@ _SAME: Final[Mapping[str, str]] = {
 """Operators that launch the kernels of others, without `aten::` and the sign of working in place."""
 
 
+_BACKWARD: Final = "fbgemm::split_embedding_backward_codegen_{}_unweighted_exact_cuda"
+_OWNERS: Final = re.compile(r"^fbgemm::|^aten::_index_put_impl_$|^torch::autograd::CppNode<SplitLookupFunction_")
+_OWN_CLASSES: Final[Sequence[tuple[re.Pattern[str], MeasuredClass]]] = (
+    (re.compile(r"_cumsum$"), C.SORT),
+    (re.compile(r"_backward_|index_put"), C.SCATTER),
+    (re.compile(r""), C.GATHER),
+)
+_NODE: Final = re.compile(r"torch::autograd::CppNode<SplitLookupFunction_(\w+)_Op>")
+"""FBGEMM's backward passes, as autograd names those that are no operators."""
+
+
+def owns_launches(name: str) -> bool:
+    """Whether all that is launched inside the operator `name` belongs to it: a capture has it as one call."""
+    return _OWNERS.search(name) is not None
+
+
+def class_of_owner(name: str) -> MeasuredClass | None:
+    """The class of all that an operator launches that owns it, None for other operators."""
+    plain = plain_operator(name)
+    return next(klass for pattern, klass in _OWN_CLASSES if pattern.search(plain)) if owns_launches(name) else None
+
+
 def plain_operator(name: str) -> str:
     """The operator whose kernel `name` launches: `aten::convolution` for cuDNN's, `aten::add` for `aten::add_`."""
+    node = _NODE.match(name)
+    if node is not None:
+        return _BACKWARD.format(node[1].lower())
     namespace, mark, rest = name.partition("::")
     if not mark or namespace != "aten":
         return name

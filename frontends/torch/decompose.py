@@ -5,6 +5,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from stablecast.frontends.torch import fbgemm
 from stablecast.frontends.torch.graph import Graph, Node, Ref, Spec
 from stablecast.frontends.torch.names import BACK
 from stablecast.frontends.torch.private import FakeTensorMode, decompositions, torch
@@ -30,7 +31,7 @@ class Decomposer:
 
     def _trace(self, node: Node, specs: Sequence[Spec]) -> Graph | str | None:
         func = _function(node.op)
-        rule = None if func is None else decompositions().get(func)
+        rule = None if func is None else decompositions().get(func) or fbgemm.RULES.get(node.op)
         if func is None or (rule is None and not func._can_decompose()):
             return None
         recorder = Recorder(self._mode)

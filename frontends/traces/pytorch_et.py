@@ -4,6 +4,7 @@
 """
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,6 +150,12 @@ def link(trace: ExecutionTrace, events: TraceEvents) -> Link:
     return Link(found, len(found) / len(ops) if ops else 0.0, "order")
 
 
+_LIST: Final = "TensorList"
+"""Kineto's type of a list of tensors, whose shapes it does not always say."""
+
+_INNER: Final = re.compile(r"(?:GenericList\[)?Tensor\(([^)]*)\)")
+
+
 def with_shapes(trace: ExecutionTrace, events: TraceEvents) -> TraceEvents:
     """`events` whose operators carry the shapes, types and values of `trace`'s where they have none themselves.
 
@@ -167,13 +174,17 @@ def with_shapes(trace: ExecutionTrace, events: TraceEvents) -> TraceEvents:
     for number, event in _repeats(trace, events, found).items():
         op = ops[event]
         said = {"Input Dims": list(op.shapes), "Input type": _kineto_types(op), "Concrete Inputs": list(op.values)}
-        args[number] = {**said, **args.get(number, {})}
+        own = dict(args.get(number, {}))
+        if _LIST in own.get("Input type", ()):
+            own.pop("Input Dims", None)
+            own.pop("Input type")
+        args[number] = {**said, **own}
     return replace(events, args=args)
 
 
 def _kineto_types(op: EtOp) -> list[str]:
-    """`Tensor(float)` as Kineto writes it: `float`."""
-    return [kind.removeprefix("Tensor(").removesuffix(")") if kind.startswith("Tensor(") else kind for kind in op.types]
+    """`Tensor(float)`, and a list of such, as Kineto writes it: `float`."""
+    return [inner[1] if (inner := _INNER.match(kind)) else kind for kind in op.types]
 
 
 def _repeats(trace: ExecutionTrace, events: TraceEvents, found: Link) -> dict[int, int]:

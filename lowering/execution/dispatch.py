@@ -7,6 +7,7 @@ from types import MappingProxyType
 from stablecast.ir.dtypes import dtype
 from stablecast.ir.kernels import KernelClass, KernelRow
 from stablecast.ir.schedule import Launch
+from stablecast.lowering.execution.library_calls import library_call
 
 CHUNK = 65536
 """Elements of a tensor that one block of `multi_tensor_apply` takes."""
@@ -53,7 +54,10 @@ LISTS: Mapping[str, int] = MappingProxyType(
 
 
 def launches_of(launch: Launch) -> int:
-    """Launches of one call: those of `multi_tensor_apply` for calls on lists of tensors, else one."""
+    """Launches of a call: those of its library, those of `multi_tensor_apply` for lists of tensors, else one."""
+    known = library_call(launch.op)
+    if known is not None:
+        return known.launches(launch)
     lists = LISTS.get(launch.op)
     if lists is None or not launch.shapes:
         return 1
