@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,18 @@ def folder() -> Path:
 
 @cache
 def _state() -> str:
-    """Versions, and size and time of every file that decides the result."""
+    """Versions, and every file that decides the result."""
     root = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256(f"{FORMAT} {mlir.check_version()}".encode())
-    for room in _ROOMS:
-        for path in sorted((Path(__file__).resolve().parents[1] / room).rglob("*.py")):
-            about = path.stat()
-            digest.update(f"{path.relative_to(root)} {about.st_size} {about.st_mtime_ns}\n".encode())
+    return digest_of([root / room for room in _ROOMS], f"{FORMAT} {mlir.check_version()}")
+
+
+def digest_of(folders: Iterable[Path], *others: str) -> str:
+    """A digest of every Python file below `folders` by place and content, and of `others`."""
+    digest = hashlib.sha256("\n".join(others).encode())
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 
@@ -55,18 +60,25 @@ def key_of(data: bytes, *choices: object) -> str:
     return digest.hexdigest()
 
 
-def cached(key: str, make: Callable[[], DeviceProgram]) -> DeviceProgram:
+def path_of(key: str, entries: Path | None = None) -> Path:
+    """Where the program under `key` lies in the folder `entries`, by default `folder()`."""
+    return (entries or folder()) / f"{key}.json.z"
+
+
+def cached(
+    key: str, make: Callable[[], DeviceProgram], entries: Path | None = None, most: int = MAX_ENTRIES
+) -> DeviceProgram:
     """The program under `key`, or what `make` gives, which is then kept. A folder that cannot be written is no error.
 
-    A program from disk has no op bodies in its kernel table.
+    A program from disk has no op bodies in its kernel table. `most`: entries that the folder keeps.
     """
-    path = folder() / f"{key}.json.z"
+    path = path_of(key, entries)
     found = _read(path)
     if found is not None:
         return found
     made = make()
     with contextlib.suppress(OSError):
-        _write(path, made)
+        _write(path, made, most)
     return made
 
 
@@ -78,7 +90,7 @@ def _read(path: Path) -> DeviceProgram | None:
         return None
 
 
-def _write(path: Path, program: DeviceProgram) -> None:
+def _write(path: Path, program: DeviceProgram, most: int) -> None:
     data = zlib.compress(json.dumps(device_program_to_json(program), separators=(",", ":")).encode(), 1)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
@@ -89,10 +101,10 @@ def _write(path: Path, program: DeviceProgram) -> None:
     except OSError:
         Path(temporary).unlink(missing_ok=True)
         raise
-    _prune(path.parent)
+    _prune(path.parent, most)
 
 
-def _prune(entries: Path) -> None:
+def _prune(entries: Path, most: int) -> None:
     kept = sorted(entries.glob("*.json.z"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in kept[MAX_ENTRIES:]:
+    for path in kept[most:]:
         path.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -221,11 +221,13 @@ def run_accuracy(
     *,
     examples: bool = True,
     calibrations: Sequence[Calibration] = (),
+    progress: Callable[[str], None] | None = None,
 ) -> AccuracyReport:
     """The suites that `suites` names, on the data under `folder`, by `backend`.
 
     `calibrations`: what was measured on devices beforehand; rows of these products are left out of the score.
     `max_rows`: rows to score of one table and device. `examples`: whether to capture programs that are not on disk.
+    `progress`: is told what is at hand.
     A suite without data is skipped with a reason where several were asked for. Raises `InputError` where none can run.
     """
     if not folder.is_dir():
@@ -241,6 +243,10 @@ def run_accuracy(
         data.examples = data.examples if examples else None
         data.capture = examples
         data.calibrate(calibrations)
+        if progress is not None:
+            place = f"{name} ({len(walls) + 1} of {len(names)})"
+            progress(f"scoring {place}")
+            data.progress = partial(_tell, progress, place)
         began = time.perf_counter()
         try:
             rows += run_suite(name, data)
@@ -254,6 +260,10 @@ def run_accuracy(
     if not rows:
         raise InputError(f"{folder} holds no data of any suite", "; ".join(skipped.values())[:400])
     return AccuracyReport(tuple(rows), str(parse_choice(backend)), skipped, tuple(notes), hashes, model_hash(), walls)
+
+
+def _tell(progress: Callable[[str], None], place: str, what: str) -> None:
+    progress(f"scoring {place}: {what}")
 
 
 def model_hash() -> str:

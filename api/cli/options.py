@@ -313,25 +313,28 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Generator[None]:
-    """On a terminal, a spinner on standard error for anything that takes over a second."""
+def progress(what: str) -> Generator[Callable[[str], None]]:
+    """On a terminal, a spinner on standard error for anything that takes over a second; its text can be changed."""
     if not sys.stderr.isatty():
-        yield
+        yield lambda _: None
         return
     done = threading.Event()
-    thread = threading.Thread(target=_spin, args=(what, done), daemon=True)
+    text = [what]
+    thread = threading.Thread(target=_spin, args=(text, done), daemon=True)
     thread.start()
     try:
-        yield
+        yield lambda other: text.__setitem__(0, other)
     finally:
         done.set()
         thread.join()
 
 
-def _spin(what: str, done: threading.Event) -> None:
+def _spin(text: list[str], done: threading.Event) -> None:
+    """Show what `text` holds until `done`."""
     if done.wait(1.0):
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(what):
-        done.wait()
+    with Console(stderr=True).status(text[0]) as status:
+        while not done.wait(0.2):
+            status.update(text[0])

@@ -104,8 +104,10 @@ def accuracy(
 
     if rows < 1:
         raise InputError(f"--rows is {rows}", "give a whole number from 1 up")
-    with opt.progress(f"scoring {suite}"):
-        report = run_accuracy(suite, data, backend, rows, calibrations=calibrations(measured_gemm, calibration))
+    with opt.progress(f"scoring {suite}") as tell:
+        report = run_accuracy(
+            suite, data, backend, rows, calibrations=calibrations(measured_gemm, calibration), progress=tell
+        )
     target = log or (_LOG if _LOG.is_file() else None)
     if target is not None:
         append_log(report, target)

@@ -73,10 +73,10 @@ def test_rows_start_at_a_capture(cache: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_without_timm_only_what_is_on_disk(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent() -> object:
+    def absent(package: str) -> object:
         raise ModuleNotFoundError("No module named 'timm'")
 
-    monkeypatch.setattr(timm, "import_timm", absent)
+    monkeypatch.setattr(timm, "import_models", absent)
     folder = tmp_path / "data" / "timm"
     folder.mkdir(parents=True)
     row = "RTX3090,amp,nchw,240,124,0,{},1,20.5,64.0,32,1,1,1"

@@ -95,6 +95,11 @@ class Case:
 
 
 Make = Callable[[Device, Record], Case | None]
+Progress = Callable[[str], None]
+
+
+def _silent(what: str) -> None:
+    """Tells nobody."""
 
 
 def examples_folder() -> Path | None:
@@ -108,7 +113,7 @@ class Data:
     """The folder of measurements: tables by path, the catalogue, the chosen backends, and what was left out and why.
 
     `examples`: folder of the example programs, None where they are not at hand. `capture`: whether models are captured
-    whose captures are not on disk.
+    whose captures are not on disk. `progress`: is told what is at hand.
     """
 
     folder: Path
@@ -121,6 +126,11 @@ class Data:
     notes: list[str] = field(default_factory=list[str])
     hashes: dict[str, str] = field(default_factory=dict[str, str])
     given: tuple[MeasuredGemm, ...] = ()
+    progress: Progress = _silent
+
+    def say(self, what: str) -> None:
+        """Tell whoever waits what is at hand."""
+        self.progress(what)
 
     def calibrate(self, found: Sequence[Calibration]) -> None:
         """Use what was measured on devices beforehand, and leave the measured products out of the score.

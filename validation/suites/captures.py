@@ -1,11 +1,18 @@
-"""Captured programs of a suite, kept on disk: capturing a model takes seconds, and is the same every time."""
+"""Programs of a suite, kept on disk: to capture and lower a model takes seconds, and gives the same every time.
+
+Captures lie under the versions of torch and of the models' package and the content of the PyTorch frontend, kernels of
+programs also under the rules that lower them; nothing is made again because of when a file was written.
+"""
 
 import contextlib
 import hashlib
+import importlib
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, Final
 
 import stablecast.frontends
 from stablecast.ir import capture_file
@@ -18,18 +25,30 @@ from stablecast.lowering.device import lower
 from stablecast.lowering.execution.models import exec_model
 from stablecast.lowering.target import Target
 
+MAX_PROGRAMS: Final = 4000
+_DECLARED: Final = ("nms", "qnms")
+
 
 @cache
 def _state(package: str) -> str:
     """Versions of torch and of the models' package, and every file of the PyTorch frontend."""
-    digest = hashlib.sha256()
-    for name in ("torch", package):
+    folders = [Path(root) / "torch" for root in stablecast.frontends.__path__]
+    return program_cache.digest_of(folders, *_versions("torch", package))
+
+
+@cache
+def _examples_state(folder: Path, package: str) -> str:
+    """Every example program, the version of what it is written in, and every frontend."""
+    frontends = [Path(root) for root in stablecast.frontends.__path__]
+    return program_cache.digest_of([folder, *frontends], *_versions(package))
+
+
+def _versions(*packages: str) -> list[str]:
+    found: list[str] = []
+    for name in packages:
         with contextlib.suppress(PackageNotFoundError):
-            digest.update(f"{name} {version(name)}\n".encode())
-    for root in stablecast.frontends.__path__:
-        for path in sorted((Path(root) / "torch").rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+            found.append(f"{name} {version(name)}")
+    return found
 
 
 def captured(name: str, package: str, make: Callable[[], Workload]) -> Workload:
@@ -55,11 +74,74 @@ def kernels(workload: Workload, name: str, target: Target) -> DeviceProgram:
     return lower(program, target, launches=launches, schedule=workload.schedule)
 
 
-def is_captured(name: str, package: str) -> bool:
-    """Whether `name` is in the cache."""
+def captured_kernels(name: str, package: str, target: Target, make: Callable[[], Workload]) -> DeviceProgram:
+    """The kernels of the capture `name`, from disk where they or the capture are kept."""
+    return program_cache.cached(
+        _kernels_key(name, package, target),
+        lambda: kernels(captured(name, package, make), name, target),
+        _programs(),
+        MAX_PROGRAMS,
+    )
+
+
+def example_kernels(folder: Path, package: str, choices: object, make: Callable[[], DeviceProgram]) -> DeviceProgram:
+    """The kernels of an example program below `folder`, from disk where they are kept.
+
+    `package`: what the program is written in. `choices`: script, settings and target, which their `repr` tells apart.
+    """
+    return module_kernels(_examples_state(folder, package).encode(), choices, make)
+
+
+def module_kernels(content: bytes, choices: object, make: Callable[[], DeviceProgram]) -> DeviceProgram:
+    """The kernels of a program whose text, or what decides it, is `content`, from disk where they are kept."""
+    return program_cache.cached(program_cache.key_of(content, choices), make, _programs(), MAX_PROGRAMS)
+
+
+def is_captured(name: str, package: str, target: Target | None = None) -> bool:
+    """Whether the capture `name`, or its kernels for `target`, are in the cache."""
+    if target is not None and program_cache.path_of(_kernels_key(name, package, target), _programs()).is_file():
+        return True
     return _path(name, package).is_file()
+
+
+def _kernels_key(name: str, package: str, target: Target) -> str:
+    return program_cache.key_of(f"{name}\n{_state(package)}".encode(), target)
+
+
+def _programs() -> Path:
+    return program_cache.folder() / "suites"
 
 
 def _path(name: str, package: str) -> Path:
     key = hashlib.sha256(f"{name}\n{_state(package)}".encode()).hexdigest()[:32]
     return program_cache.folder() / "captures" / f"{key}.sc"
+
+
+def import_models(package: str) -> Any:
+    """A package of models, also beside a torchvision whose compiled operators do not load here: no model calls them.
+
+    Raises `ModuleNotFoundError` where the package or what it needs is not installed.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        pass
+    except RuntimeError:
+        _declare_operators()
+    return importlib.import_module(package)
+
+
+def _declare_operators() -> None:
+    """Declare what torchvision's binary would have registered, so that its Python part can be imported."""
+    torch: Any = importlib.import_module("torch")
+    for module in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[module]
+    library: Any = torch.library.Library("torchvision", "FRAGMENT")
+    for name in _DECLARED:
+        with contextlib.suppress(RuntimeError):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _KEPT.append(library)
+
+
+_KEPT: Final[list[Any]] = []
+"""A library's declarations go when it does."""

@@ -18,8 +18,9 @@ from stablecast.ir.reader import read
 from stablecast.ir.workload import Workload
 from stablecast.lowering.device import Target, lower
 from stablecast.lowering.partition import partition
-from stablecast.lowering.products import TF32_ARITHMETIC, TPU_ARITHMETIC
+from stablecast.lowering.products import TF32_ARITHMETIC, TPU_ARITHMETIC, Arithmetic
 from stablecast.validation.suites.base import Data, Record, Row, half_digit, number
+from stablecast.validation.suites.captures import example_kernels, module_kernels
 
 _FIXTURE: Final = "hespas/resnet_50_train_step_4_devices_1024_batch.mlir.gz"
 _SYSTEMS: Final[Mapping[str, tuple[str, int, str]]] = {
@@ -61,7 +62,7 @@ def _fixture(data: Data, peers: Mapping[tuple[str, str], Record]) -> list[Row]:
     path = data.find(_FIXTURE)
     if path is None:
         return []
-    program = lowered(files.load(path), "cuda")
+    program = module_kernels(path.read_bytes(), _arithmetic("cuda"), lambda: lowered(files.load(path), "cuda"))
     record = {"system": "A100_40GB_4GPU", "workload": "resnet50", "runtime_s": "0.10"}
     return [_row(data, program, record, "a100-sxm-40gb", 4, peers, " module")]
 
@@ -78,9 +79,14 @@ def _example(data: Data, workload: str, devices: int, platform: str) -> DevicePr
         script, settings = "llama.py", [f"size={size}", f"fsdp={devices}"]
     else:
         script, settings = "resnet.py", [f"depth={workload.removeprefix('resnet')}", "batch=1024", f"data={devices}"]
-    try:
+    data.say(f"{workload} on {devices} devices")
+
+    def made() -> DeviceProgram:
         options = ArgumentOptions(settings=settings)
         return lowered(capture_script(f"{folder / script}:train_step", options, platform=platform), platform)
+
+    try:
+        return example_kernels(folder, "jax", (script, settings, platform, _arithmetic(platform)), made)
     except StablecastError as error:
         data.notes.append(f"hespas: {workload} on {devices} devices is left out: {error.message}")
         return None
@@ -92,8 +98,11 @@ def lowered(workload: Workload, platform: str) -> DeviceProgram:
     program = read(content, source)
     if program.stage.is_global and program.num_partitions > 1:
         program = partition(content, source)
-    arithmetic = TPU_ARITHMETIC if platform == "tpu" else TF32_ARITHMETIC
-    return lower(program, Target(platform, arithmetic))
+    return lower(program, Target(platform, _arithmetic(platform)))
+
+
+def _arithmetic(platform: str) -> Arithmetic:
+    return TPU_ARITHMETIC if platform == "tpu" else TF32_ARITHMETIC
 
 
 def _peers(data: Data) -> dict[tuple[str, str], Record]:

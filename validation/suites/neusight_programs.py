@@ -16,7 +16,7 @@ from stablecast.ir.workload import Workload
 from stablecast.lowering.products import PLAIN_ARITHMETIC
 from stablecast.lowering.target import Target
 from stablecast.validation.suites.base import Data, Record, Row, number, whole
-from stablecast.validation.suites.captures import captured, is_captured, kernels
+from stablecast.validation.suites.captures import captured_kernels, import_models, is_captured
 
 _MILLI: Final = 1e-3
 _KEY: Final = "neusight model, gradients "
@@ -61,15 +61,15 @@ class _Programs:
             return None
         sequence, batch = whole(record, "seqlen", "batch")
         training = record["mode"] == "train"
-        if not self._data.capture and not is_captured(_KEY + name, _PACKAGE):
+        target = Target("cuda", PLAIN_ARITHMETIC, combine=False, exec=execution)
+        if not self._data.capture and not is_captured(_KEY + name, _PACKAGE, target):
             return None
+        self._data.say(name)
         try:
-            workload = captured(_KEY + name, _PACKAGE, lambda: _capture(path, batch, sequence, training))
+            return captured_kernels(_KEY + name, _PACKAGE, target, lambda: _capture(path, batch, sequence, training))
         except (ImportError, RuntimeError, StablecastError, ValueError) as error:
             self._data.notes.append(f"neusight: {name} is not captured: {' '.join(str(error).split())[:160]}")
             return None
-        target = Target("cuda", PLAIN_ARITHMETIC, combine=False, exec=execution)
-        return kernels(workload, name, target)
 
 
 def config_of(record: Record) -> str:
@@ -89,7 +89,7 @@ def _gradients(model: Any, tokens: Any) -> tuple[Any, ...]:
 def _capture(path: Path, batch: int, sequence: int, training: bool) -> Workload:
     """Forward, or forward and backward, of the model that a configuration describes."""
     torch: Any = importlib.import_module("torch")
-    hub: Any = importlib.import_module("transformers")
+    hub: Any = import_models("transformers")
     from stablecast.frontends.torch import capture_module, capture_torch
 
     config = hub.AutoConfig.for_model(**_content(path))

@@ -5,9 +5,7 @@ under FP16 autocast (eager, or compiled by Inductor), or one training step with 
 and captured by the PyTorch frontend. Measured times are whole steps on the host's clock.
 """
 
-import contextlib
 import importlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +18,13 @@ from stablecast.ir.workload import Workload
 from stablecast.lowering.products import TF32_ARITHMETIC
 from stablecast.lowering.target import Target
 from stablecast.validation.suites.base import Data, Record, Row, half_digit
-from stablecast.validation.suites.captures import captured, is_captured, kernels
+from stablecast.validation.suites.captures import captured_kernels, import_models, is_captured
 
 LIST: Final = Path(__file__).with_name("timm_models.txt")
 _MILLI: Final = 1e-3
 _KEY: Final = "timm amp "
 _PACKAGE: Final = "timm"
 _LEFT_OUT: Final = "timm: models whose captures are not on disk are left out"
-_DECLARED: Final = ("nms", "qnms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,6 @@ class _Programs:
     def __init__(self, data: Data) -> None:
         self._data = data
         self._failed: dict[str, str] = {}
-        self._known: dict[str, Workload] = {}
         self._absent = False
 
     def get(self, record: Record, setup: Setup) -> DeviceProgram | None:
@@ -103,14 +99,13 @@ class _Programs:
         what = f"{name} {batch} x {size} {'train' if setup.training else 'forward'}"
         if name in self._failed:
             return None
-        if (self._absent or not self._data.capture) and not is_captured(_KEY + what, _PACKAGE):
+        target = Target("cuda", TF32_ARITHMETIC, combine=False, exec=setup.exec_model)
+        if (self._absent or not self._data.capture) and not is_captured(_KEY + what, _PACKAGE, target):
             self._data.notes += [_LEFT_OUT] if _LEFT_OUT not in self._data.notes else []
             return None
+        self._data.say(what)
         try:
-            if what not in self._known:
-                self._known[what] = captured(_KEY + what, _PACKAGE, lambda: _capture(name, batch, size, setup.training))
-            target = Target("cuda", TF32_ARITHMETIC, combine=False, exec=setup.exec_model)
-            return kernels(self._known[what], what, target)
+            return captured_kernels(_KEY + what, _PACKAGE, target, lambda: _capture(name, batch, size, setup.training))
         except ModuleNotFoundError as error:
             self._absent = True
             self._data.notes.append(f"timm: its models cannot be captured here: {error}")
@@ -123,7 +118,7 @@ class _Programs:
 
 def _capture(name: str, batch: int, size: int, training: bool) -> Workload:
     """One step of a timm model under FP16 autocast."""
-    timm: Any = import_timm()
+    timm: Any = import_models("timm")
     torch: Any = importlib.import_module("torch")
     from stablecast.frontends.torch import capture_module
 
@@ -161,34 +156,6 @@ class _Autocast:
                     return self.model(images)
 
         return Under()
-
-
-def import_timm() -> Any:
-    """timm, also beside a torchvision whose compiled operators do not load here: no model calls them.
-
-    Raises `ModuleNotFoundError` where timm or what it needs is not installed.
-    """
-    try:
-        return importlib.import_module("timm")
-    except RuntimeError:
-        _declare_operators()
-        return importlib.import_module("timm")
-
-
-def _declare_operators() -> None:
-    """Declare what torchvision's binary would have registered, so that its Python part can be imported."""
-    torch: Any = importlib.import_module("torch")
-    for module in [name for name in sys.modules if name.split(".")[0] in ("torchvision", "timm")]:
-        del sys.modules[module]
-    library: Any = torch.library.Library("torchvision", "FRAGMENT")
-    for name in _DECLARED:
-        with contextlib.suppress(RuntimeError):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _KEPT.append(library)
-
-
-_KEPT: Final[list[Any]] = []
-"""A library's declarations go when it does."""
 
 
 def _row(data: Data, program: DeviceProgram, record: Record, setup: Setup) -> Row:
