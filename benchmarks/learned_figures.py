@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.learned.calibration import Calibration, MeasuredGemm
 from stablecast.backends.learned.rates import MODELS, read_measured
 from stablecast.backends.registry import parse_choice
@@ -206,7 +207,7 @@ def one_product(folder: Path) -> Calibration:
     for record in Data(folder, parse_choice("learned")).read("neusight/test_matmul.csv.gz"):
         same = all(record[name] == size for name, size in sizes.items()) and float(record["batch"]) == 1
         if same and record["device"].startswith("H100") and record["op"] == "linear":
-            extra = read_measured().extra_s("neusight linear", "h100-sxm")
+            extra = read_measured().extra_s("neusight linear", Catalogue().device("h100-sxm"))
             time = float(record["latency_ms"]) * 1e-3 - extra
             return Calibration((MeasuredGemm(ONE_GEMM, ONE_GEMM, ONE_GEMM, 1, "fp32", time, "h100-sxm"),))
     return Calibration()

@@ -1,7 +1,9 @@
 """A fused group as a row of the kernel table."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from stablecast.ir.kernels import KernelClass, KernelRow
@@ -14,6 +16,10 @@ from stablecast.lowering.library_attention import library_attention
 from stablecast.lowering.products import Arithmetic, conv_shape, math_mode, matmul_shape, wider
 from stablecast.lowering.traffic import Traffic
 
+_TRANSPOSE = "stablehlo.transpose"
+_STRIDED = frozenset({_TRANSPOSE, "stablehlo.slice"})
+_WARP, _SECTOR_BYTES = 32, 32.0
+"""Threads that load together, and what one load of device memory fetches at least (CUDA Best Practices Guide)."""
 _GATHERS = frozenset({"stablehlo.gather", "stablehlo.dynamic_gather", "stablehlo.torch_index_select"})
 
 
@@ -120,7 +126,9 @@ def _row(graph: Graph, group: Group, done: Traffic, arithmetic: Arithmetic) -> K
         reduced = graph.types[graph.inputs[hero][0]].elements // max(1, results)
         return KernelRow(klass=KernelClass.REDUCTION, reduced=reduced, **common)
     if kind in (Category.LOOP, Category.GENERATOR):
-        return KernelRow(klass=_loop_class(graph, group, done), **common)
+        row = KernelRow(klass=_loop_class(graph, group, done), **common)
+        whole = _sector_share(graph, group) if group.launch >= 0 and row.klass is KernelClass.COPY else 1.0
+        return replace(row, bytes_read=row.bytes_read * whole)
     op = graph.ops[hero]
     attention = library_attention(op) if graph.works[hero].klass is KernelClass.ATTENTION else None
     if attention is not None:
@@ -181,6 +189,57 @@ def _loop_class(graph: Graph, group: Group, done: Traffic) -> KernelClass:
         return KernelClass.ELEMENTWISE
     names = {graph.ops[node].name for node in group.members}
     return KernelClass.COPY if names.isdisjoint(_GATHERS) else KernelClass.GATHER
+
+
+def _sector_share(graph: Graph, group: Group) -> float:
+    """Bytes that a copy of an eager call fetches for each that it wants: whole sectors where a transpose strides.
+
+    PyTorch copies in the order of the result. Where neighbours of the result lie apart in memory, each thread of a warp
+    fetches a sector of its own; XLA and Triton turn tiles in shared memory instead.
+    """
+    nodes = sorted(group.members)
+    ops = [graph.ops[node] for node in nodes]
+    chained = all(graph.inputs[after][:1] == graph.outputs[before] for before, after in pairwise(nodes))
+    if not chained or any(op.name not in _STRIDED for op in ops):
+        return 1.0
+    kind = as_tensor(ops[0].operand_types[0])
+    shape, strides = kind.shape, _contiguous(kind.shape)
+    for op in ops:
+        found = _reshaped(shape, strides, as_tensor(op.operand_types[0]).shape)
+        if found is None:
+            return 1.0
+        order: Sequence[int] = op.attrs["permutation"] if op.name == _TRANSPOSE else range(len(found))
+        strides = [found[axis] for axis in order]
+        shape = as_tensor(op.result_types[0]).shape
+    wide = [axis for axis, size in enumerate(shape) if size > 1]
+    if not wide or strides[wide[-1]] == 1:
+        return 1.0
+    width = kind.dtype.bits / 8
+    return max(1.0, min(_SECTOR_BYTES, width * strides[wide[-1]]) / (width * max(1, _WARP // shape[wide[-1]])))
+
+
+def _contiguous(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def _reshaped(shape: Sequence[int], strides: Sequence[int], asked: Sequence[int]) -> list[int] | None:
+    """Strides of the same elements as a view of shape `asked`; None where none is."""
+    runs: list[tuple[int, int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if runs and size > 1 and runs[-1][1] == size * stride:
+            runs[-1] = (runs[-1][0] * size, stride)
+        elif size > 1:
+            runs.append((size, stride))
+    found: list[int] = []
+    left, step = 1, 1
+    for size in reversed(asked):
+        if size > 1 and left == 1 and runs:
+            left, step = runs.pop()
+        if left % size:
+            return None
+        found.append(step)
+        left, step = left // size, step * size
+    return found[::-1]
 
 
 def _largest(graph: Graph, sizes: dict[int, float]) -> ValueType | None:

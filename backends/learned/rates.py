@@ -97,7 +97,8 @@ class Rule:
     A device of the same chip, else of the same vendor and process, nearest in watts per FLOP/s: its share times the
     ratio of these watts to the power `exponent` (dynamic power grows with the cube of the clock), at most 1. Across
     processes a FLOP costs less energy each time, so that the watts say nothing: then the median over chips of the
-    family, for `fp32` over those with as many f32 lanes a core (with twice the lanes for each scheduler, loads take
+    family, those of the vendor where there are any (whose library and power management it shares), for `fp32` over
+    those with as many f32 lanes a core (with twice the lanes for each scheduler, loads take
     issue slots from multiply-adds), if `by_lanes`. Where devices of the process were measured in another family, it
     is lowered for one with fewer watts for each f32 lane than the nearest of them.
     """
@@ -121,6 +122,7 @@ class Rule:
             if known and density:
                 best = min(known, key=lambda anchor: abs(math.log(density / (anchor.density or 1.0))))
                 return min(1.0, best.share * (density / (best.density or 1.0)) ** self.exponent)
+        own = [anchor for anchor in own if anchor.vendor == device.vendor] or own
         alike = [anchor for anchor in own if anchor.lanes == lanes_of(device)]
         return self._power(device) * _median_by_chip(alike if family == "fp32" and self.by_lanes and alike else own)
 
@@ -163,6 +165,18 @@ _PROCESS: Final[Mapping[str, str]] = {
 }
 """Manufacturing process by architecture, general knowledge of the vendors' announcements."""
 
+_YEARS: Final[Mapping[str, int]] = {
+    "p100-": 2016, "p4": 2016, "v100-": 2017, "t4": 2018, "a100-pcie-80gb": 2021, "a100-": 2020, "mi100": 2020,
+    "mi210": 2022, "mi250": 2021, "h100-": 2022, "h200-": 2024, "b200-": 2025, "mi355x": 2025,
+}  # fmt: skip
+"""When a board came, by the start of its name: general knowledge of the vendors' announcements."""
+
+_YEARS_OF_ARCHITECTURES: Final[Mapping[str, int]] = {
+    "sm_52": 2015, "sm_60": 2016, "sm_61": 2016, "gfx900": 2017, "sm_70": 2017, "sm_75": 2018, "sm_80": 2020,
+    "sm_86": 2020, "gfx908": 2020, "gfx90a": 2021, "sm_89": 2022, "sm_90": 2022, "gfx942": 2023, "sm_100": 2024,
+    "sm_103": 2025, "gfx950": 2025, "sm_120": 2025,
+}  # fmt: skip
+
 _CHIPS: Final[Mapping[str, tuple[str, ...]]] = {
     "gh100": ("h100-", "h200-"),
     "ga100": ("a100-",),
@@ -184,6 +198,17 @@ def chip_of(device: str) -> str:
         if device.startswith(names):
             return chip
     return device
+
+
+def board_year(name: str, otherwise: int = 2020) -> int:
+    """The year of the board `name`."""
+    return next((year for start, year in _YEARS.items() if name.startswith(start)), otherwise)
+
+
+def year_of(device: Device) -> int:
+    """The year of the board, else of its architecture; this year's newest where neither is known."""
+    newest = max(_YEARS_OF_ARCHITECTURES.values())
+    return board_year(device.name, _YEARS_OF_ARCHITECTURES.get(architecture_key(device), newest))
 
 
 def process_of(device: Device) -> str:
@@ -222,19 +247,33 @@ class Measured:
     rule: Rule
     timing: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, dict[str, float]])
 
-    def extra_s(self, timing: str, device: str) -> float:
+    def extra_s(self, timing: str, device: Device) -> float:
         """What a way of timing (`neusight linear`) adds to a kernel on `device`, seconds.
 
-        On a device that it was not measured on: the median over those it was, times what the device is known to need
-        of the same table's other ways (its host is faster or slower); 0 for a way that nobody measured.
+        Most of it is the host's. On a device that it was not measured on: the trend of its logarithm over the years of
+        the boards that it was measured on (hosts grow faster), times what the device is known to need beside the trend
+        of the same table's other ways; 0 for a way that nobody measured.
         """
         measured = self.timing.get(timing, {})
-        if device in measured or not measured:
-            return measured.get(device, 0.0)
-        table = timing.partition(" ")[0]
-        others = [known for name, known in self.timing.items() if name.partition(" ")[0] == table and device in known]
-        ratios = [known[device] / statistics.median(known.values()) for known in others if any(known.values())]
-        return statistics.median(measured.values()) * (statistics.median(ratios) if ratios else 1.0)
+        if device.name in measured or not measured:
+            return measured.get(device.name, 0.0)
+        table, year = timing.partition(" ")[0], year_of(device)
+        others = [
+            known[device.name] / _trend(known, year)
+            for name, known in self.timing.items()
+            if name.partition(" ")[0] == table and known.get(device.name)
+        ]
+        return _trend(measured, year) * (statistics.median(others) if others else 1.0)
+
+
+def _trend(seconds: Mapping[str, float], year: float) -> float:
+    """Least squares of the logarithm over years; the median where the boards are of one year."""
+    known = [(board_year(name), math.log(value)) for name, value in seconds.items() if value > 0]
+    years = [when for when, _ in known]
+    if len(set(years)) < 2:
+        return statistics.median(seconds.values())
+    slope, start = statistics.linear_regression(years, [value for _, value in known])
+    return math.exp(start + slope * year)
 
 
 @cache

@@ -103,6 +103,7 @@ class Rewriter(TorchFunctionMode):
         if device.startswith("cuda"):
             self._handlers[torch.nn.functional.scaled_dot_product_attention] = self._attention
             self._handlers[torch.rms_norm] = self._rms_norm
+            self._handlers[torch.nn.functional.dropout] = self._handlers[torch.dropout] = _dropout
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -194,6 +195,15 @@ class Rewriter(TorchFunctionMode):
         if weight is not None and weight.dtype != x.dtype:
             return func(*args, **kwargs)
         return FusedRMSNorm.apply(x, weight, list(shape), eps)
+
+
+def _dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One fused kernel on CUDA each way, where the CPU draws, scales and multiplies."""
+    given = {"p": 0.5, "training": kwargs.get("train", True), **kwargs}
+    x, p, train, inplace = _bound(args, given, ("input", "p", "training", "inplace"))
+    if inplace or not train or not 0.0 < p < 1.0 or not x.dtype.is_floating_point:
+        return func(*args, **kwargs)
+    return torch.native_dropout(x, p, True)[0]
 
 
 class FusedRMSNorm(torch.autograd.Function):

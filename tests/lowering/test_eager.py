@@ -129,3 +129,19 @@ def test_compiled_layers_under_fsdp_are_graphs_of_their_own() -> None:
     assert all(any(f"Layers/{layer}" in scope for scope in norms) for layer in (0, 1)), norms
     gathers = [index for index, node in enumerate(body) if isinstance(node, Collective) and node.kind == "all_gather"]
     assert [len([n for n in unit.nodes if n in gathers]) for unit in _units(body)] == [1] * len(gathers)
+
+
+def test_copies_that_stride_fetch_whole_sectors() -> None:
+    """Heads before positions keep their rows together; a transposed matrix is read 4 bytes in each sector of 32."""
+    torch = pytest.importorskip("torch")
+    from stablecast import capture_torch
+    from stablecast._predict import Options, Session
+    from stablecast.backends.catalogue import Catalogue
+
+    def step(x: Any) -> Any:
+        heads = x.view(2, 64, 4, 32).transpose(1, 2)
+        return heads.contiguous(), heads.transpose(2, 3).contiguous(), x.transpose(1, 2).contiguous()
+
+    workload = capture_torch(None, step, [torch.zeros(2, 64, 128)])
+    table = Session(workload, Options(exec="eager")).device_program(Catalogue().resolve("h100-sxm").device).table
+    assert {row.bytes_read / row.bytes_written for row in table.rows} == {1, 8}

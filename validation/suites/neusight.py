@@ -62,7 +62,7 @@ def product(device: Device, record: Record) -> Case:
         plain(row),
         number(record, "latency_ms") * _MILLI,
         f"kernel {kind}",
-        extra_s=read_measured().extra_s(f"neusight {kind}", device.name),
+        extra_s=read_measured().extra_s(f"neusight {kind}", device),
     )
 
 
@@ -84,7 +84,7 @@ def vector(device: Device, record: Record) -> Case:
         vector_row(device, kind, rows, columns),
         number(record, "latency_ms") * _MILLI,
         group,
-        extra_s=read_measured().extra_s(f"neusight {kind}", device.name),
+        extra_s=read_measured().extra_s(f"neusight {kind}", device),
     )
 
 

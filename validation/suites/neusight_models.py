@@ -7,35 +7,34 @@ memory-bound nodes that the graph leaves untyped. Views cost nothing. Whole mode
 `repeat` of the per-operator labels, whose times only score.
 """
 
-import ast
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
-from stablecast.backends import kernel_specs as specs
 from stablecast.backends.collectives import CollectiveModel
 from stablecast.backends.device import Device
+from stablecast.backends.learned.rates import read_measured
 from stablecast.backends.pricing import price
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import all_devices
 from stablecast.ir.kernels import KernelRow, KernelTable
 from stablecast.validation.suites import neusight_programs
 from stablecast.validation.suites.base import Data, Record, Row, is_fitted, number, whole
-from stablecast.validation.suites.neusight import DEVICES, PEERS, kernel_rows, plain, vector_row
+from stablecast.validation.suites.neusight import DEVICES, PEERS, kernel_rows
+from stablecast.validation.suites.neusight_nodes import (
+    FLOAT_BYTES,
+    Node,
+    backward_kernels,
+    compiled,
+    forward_kernels,
+    parts_of,
+)
 
 _MILLI: Final = 1e-3
-_WORTH_A_KERNEL: Final = 64
 _WORKERS: Final = 4
-_FLOAT_BYTES: Final = 4
-_VIEWS: Final = frozenset({"getitem", "misc", "output", "split"})
-_UNTYPED_STREAMS: Final = frozenset({"max", "masked", "where", "sub", "mul", "add", "div", "neg", "truediv"})
-"""First words of names of untyped nodes that pass over memory where their result is large."""
-_LARGE: Final = 1 << 16
 _COMMUNICATION: Final = frozenset({"ALLREDUCE", "ALLREDUCE_ASYNC", "SENDRECV"})
 _SYSTEMS: Final[Mapping[str, str]] = {"a100-sxm-40gb": "hgx4-a100-40gb", "h100-sxm": "h100-sxm"}
 _GROUPS: Final[Mapping[str, str]] = {
@@ -45,148 +44,22 @@ _GROUPS: Final[Mapping[str, str]] = {
     "VECsoftmax": "op softmax",
 }
 
-Part = tuple[str, Sequence[Any]]
-Shape = tuple[int, ...]
-
 
 def run(data: Data) -> list[Row]:
     """Every row of the suite: kernels, operators, whole models from graphs, and from programs."""
     return [*kernel_rows(data), *operator_rows(data), *model_rows(data), *neusight_programs.run(data, DEVICES)]
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A node of an operator graph; `op`: its type (`Linear`, `VECadd`, `fused`, `misc`, ...)."""
-
-    name: str
-    op: str
-    forward: tuple[Part, ...]
-    backward: tuple[Part, ...]
-    accumulate: tuple[Part, ...]
-    inputs: tuple[Shape, ...]
-    output: Shape
-
-    @staticmethod
-    def of(record: Record) -> "Node":
-        forward, backward, accumulate = (_parts(record[name]) for name in ("FwOps", "BwOps", "AccOps"))
-        shapes = tuple(tuple(shape) for shape in ast.literal_eval(record["InputShapes"] or "[]"))
-        output = tuple(ast.literal_eval(record["OutputShape"] or "()"))
-        return Node(record["Name"], record["OpName"], forward, backward, accumulate, shapes, output)
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.output)
-
-    @property
-    def word(self) -> str:
-        """The first word of its name."""
-        return re.split(r"[_~]", self.name)[0]
-
-
-def _parts(text: str) -> tuple[Part, ...]:
-    return tuple((str(kind), dims) for kind, dims in ast.literal_eval(text or "[]"))
-
-
-def forward_kernels(device: Device, node: Node) -> list[KernelRow]:
-    """The kernels of a node's forward pass, eager or (op `fused`) compiled."""
-    if node.op == "fused":
-        return [] if node.elements < _WORTH_A_KERNEL else [_fused(device, node)]
-    if node.op == "EMBEDDING":
-        return [specs.embedding(device, "f32", math.prod(node.output[:-1]), node.output[-1])]
-    if node.op in _VIEWS:
-        passes = node.op == "misc" and node.word in _UNTYPED_STREAMS and node.elements >= _LARGE
-        return [specs.elementwise(device, "f32", node.elements, 1, 1)] if passes else []
-    rows = [row for part in node.forward if (row := part_row(device, _batched(node, part))) is not None]
-    return rows + _operand_copies(device, node)
-
-
-def backward_kernels(device: Device, node: Node) -> list[KernelRow]:
-    """The kernels of a node's backward pass, and those that add its weights' gradients to what is there."""
-    added = [row for part in node.accumulate if (row := part_row(device, part)) is not None]
-    if node.word == "split":
-        return [specs.copy(device, "f32", math.prod(node.inputs[0])), *added] if node.backward or node.inputs else added
-    if node.op in _VIEWS:
-        return added
-    if node.op == "VECsoftmax":
-        rows, columns = node.forward[0][1]
-        own = specs.softmax(device, "f32", rows, columns)
-        return [replace(own, bytes_read=2 * own.bytes_read, inputs=2), *added]
-    found = [row for part in node.backward if (row := part_row(device, part)) is not None]
-    if node.op == "VECln":
-        rows, columns = node.forward[0][1]
-        gamma = specs.reduce(device, "f32", columns, rows)
-        found.append(replace(gamma, bytes_read=2 * gamma.bytes_read, inputs=2))
-    if node.op == "Linear" and node.backward:
-        m, _, n = node.forward[0][1]
-        found.append(specs.reduce(device, "f32", n, m))
-    return [*found, *_operand_copies(device, node), *added]
-
-
-def _batched(node: Node, part: Part) -> Part:
-    """A product of two operands with batch dimensions that the graph calls linear is a batched one."""
-    kind, dims = part
-    shapes = [shape for shape in node.inputs if len(shape) == 4]
-    if kind == "Linear" and len(shapes) == 2:
-        batch = math.prod(node.output[:-2])
-        return "BMM", (batch, dims[0] // batch, dims[1], dims[2])
-    return part
-
-
-def _operand_copies(device: Device, node: Node) -> list[KernelRow]:
-    """`torch.matmul` makes operands contiguous whose heads were moved before their positions, unless the batch is 1.
-
-    The scores are what softmax wrote and need none.
-    """
-    if node.op != "BMM":
-        return []
-    heads = [shape for shape in node.inputs if len(shape) == 4 and shape[0] > 1 and shape[-1] != shape[-2]]
-    return [specs.copy(device, "f32", math.prod(shape)) for shape in heads]
-
-
-def _fused(device: Device, node: Node) -> KernelRow:
-    """One compiled kernel: it reads its inputs and writes its output, each once."""
-    kinds = {kind for kind, _ in node.forward}
-    read = float(_FLOAT_BYTES * sum(math.prod(shape) for shape in node.inputs if math.prod(shape) > 1))
-    written = float(_FLOAT_BYTES * node.elements)
-    columns = node.output[-1] if node.output else 1
-    rows = max(node.elements // max(columns, 1), 1)
-    if "VECsoftmax" in kinds:
-        row = specs.softmax(device, "f32", rows, columns)
-    elif "VECln" in kinds:
-        row = specs.layernorm(device, "f32", rows, columns)
-    else:
-        row = specs.elementwise(device, "f32", node.elements, 1, 1)
-    return replace(row, bytes_read=max(read, written if not kinds else 0.0), bytes_written=written)
-
-
-def part_row(device: Device, part: Part) -> KernelRow | None:
-    """The kernel of one part of a node; None for what only concerns the host."""
-    kind, dims = part
-    if kind == "Linear":
-        m, k, n = dims
-        return plain(specs.matmul(device, "f32", m, n, k))
-    if kind == "BMM":
-        batch, m, k, n = dims
-        return plain(specs.matmul(device, "f32", m, n, k, batch))
-    if kind == "MEM":
-        elements = sum(math.prod(shape) for shape in dims)
-        return specs.elementwise(device, "f32", elements, 1, 0) if elements >= _WORTH_A_KERNEL else None
-    if kind.startswith("VEC"):
-        rows, columns = dims
-        return vector_row(device, kind.removeprefix("VEC"), rows, columns)
-    return None
-
-
 def operator_rows(data: Data) -> list[Row]:
     """Operators of models, forward, with every peer's prediction beside them; sizes are those of the operator graph.
 
-    They were timed within a running model, so that nothing but a launch is added: the labels' README says that they sum
-    to the whole model's time within a few percent.
+    Each was timed on its own, so that what the way of timing adds to the peer's kernel tables is added here too: labels
+    of kernels of every length lie above these by the same time on a device.
     """
     nodes = {
         (record["config"], record["Name"]): Node.of(record)
         for record in data.read("neusight/opgraphs.csv.gz")
-        if len(_parts(record["FwOps"])) == 1
+        if len(parts_of(record["FwOps"])) == 1
     }
     records = data.read("neusight/per_op_labels.csv.gz")
     rows: list[Row] = []
@@ -205,10 +78,12 @@ def _operators(data: Data, device: str, timed: Sequence[tuple[Record, Node]]) ->
     if sums is None:
         return []
     rows: list[Row] = []
+    known = read_measured()
     for (record, node), kernel, times in zip(timed, kernels, sums.tolist(), strict=True):
         if not kernel:
             continue
         kind = node.forward[0][0]
+        extra = known.extra_s(f"neusight {kind.removeprefix('VEC').lower()}", found)
         peers = {
             name: number(record, f"{name}_fw_ms") * _MILLI for name in PEERS if number(record, f"{name}_fw_ms") > 0
         }
@@ -218,7 +93,7 @@ def _operators(data: Data, device: str, timed: Sequence[tuple[Record, Node]]) ->
                 f"{_config(record)} {record['node']}",
                 device,
                 number(record, "fw_ms") * _MILLI,
-                *times,
+                *(time + extra for time in times),
                 peer=next(iter(peers), ""),
                 peer_predicted_s=next(iter(peers.values()), None),
                 peers=peers,
@@ -260,6 +135,10 @@ class Graph:
     def layers(self) -> int:
         return max(count for _, count in self.nodes)
 
+    def compiled(self) -> "Graph":
+        """The graph of a compiled model, as Inductor fuses it."""
+        return Graph(tuple((node, 1) for node in compiled([node for node, _ in self.nodes])))
+
 
 def read_graphs(data: Data) -> dict[str, Graph]:
     """Operator graphs by configuration; a node's repetition comes from the per-operator labels of the same model.
@@ -285,7 +164,8 @@ def read_graphs(data: Data) -> dict[str, Graph]:
             count = repeats.get((model, mode, node.name))
         if count is not None:
             found.setdefault(record["config"], []).append((node, count))
-    return {key: Graph(tuple(nodes)) for key, nodes in found.items()}
+    graphs = {key: Graph(tuple(nodes)) for key, nodes in found.items()}
+    return {key: graph.compiled() if key.endswith("-fusion") else graph for key, graph in graphs.items()}
 
 
 def _communication_count(node: Node, layers: int) -> int:
@@ -356,7 +236,7 @@ def _parallel(data: Data, option: str, device: str, graph: Graph, passes: Sequen
     if not option.startswith(("dp", "tp", "pp")):
         return [float(value) for value in total]
     parts = [
-        (kind, dims[0] * _FLOAT_BYTES, count, backward)
+        (kind, dims[0] * FLOAT_BYTES, count, backward)
         for node, count in graph.nodes
         for backward, of in ((False, node.forward), (True, node.backward))
         for kind, dims in of

@@ -19,7 +19,7 @@ from stablecast.validation.suites.base import Data, Record, Row, number, whole
 from stablecast.validation.suites.captures import captured_kernels, import_models, is_captured
 
 _MILLI: Final = 1e-3
-_KEY: Final = "neusight model, gradients "
+_KEY: Final = "neusight model, pretraining heads, gradients "
 _PACKAGE: Final = "transformers"
 _EXECS: Final[Mapping[str, str]] = {"": "eager", "fusion": "inductor"}
 PEERS: Final = ("neusight", "roofline", "habitat", "micro")
@@ -95,7 +95,7 @@ def _capture(path: Path, batch: int, sequence: int, training: bool) -> Workload:
     config = hub.AutoConfig.for_model(**_content(path))
     config.use_cache = False
     config._attn_implementation = "eager"
-    made = hub.AutoModelForSequenceClassification if config.model_type == "bert" else hub.AutoModelForCausalLM
+    made = hub.AutoModelForPreTraining if config.model_type == "bert" else hub.AutoModelForCausalLM
     if training:
         return capture_torch(
             lambda: made.from_config(config).train(),

@@ -14,7 +14,7 @@ from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Quantity
 from stablecast.backends.learned import LearnedBackend
 from stablecast.backends.learned.calibration import Calibration, parse_gemm, read_calibration
-from stablecast.backends.learned.rates import MODELS, Anchor, Rule, rates_for
+from stablecast.backends.learned.rates import MODELS, Anchor, Measured, Rule, rates_for
 from stablecast.backends.learned.store import Model, model_keys, read_model, write_model
 from stablecast.backends.pricing import price
 from stablecast.backends.registry import Choice
@@ -165,3 +165,29 @@ def test_predicting_does_not_import_scikit_learn() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["learned", "False"]
+
+
+def test_time_of_timing_follows_the_years() -> None:
+    """Twice as fast hosts in four years; a table that knows the device says how it lies beside that trend."""
+    catalogue = Catalogue()
+    known = {
+        "table add": {"p100-pcie": 4e-5, "a100-pcie-40gb": 2e-5},
+        "table ln": {"p100-pcie": 8e-5, "a100-pcie-40gb": 4e-5},
+    }
+    h100, a100 = catalogue.device("h100-sxm"), catalogue.device("a100-pcie-40gb")
+    times = Measured({}, Rule((), 0.0), known)
+    assert times.extra_s("table add", a100) == 2e-5
+    assert times.extra_s("table add", h100) == pytest.approx(2e-5 / 2**0.5)
+    assert times.extra_s("table mul", h100) == 0.0
+    seen = Measured({}, Rule((), 0.0), {**known, "table ln": {**known["table ln"], "mi100": 2e-5}})
+    assert seen.extra_s("table add", catalogue.device("mi100")) < 2e-5
+
+
+def test_shares_of_the_vendor_come_first() -> None:
+    """No AMD board of the process was measured: MI100 takes the AMD board with as many lanes a core."""
+    catalogue = Catalogue()
+    anchors = [
+        Anchor("fp32", share, name, name, vendor, process, 64, 10.0, 10.0)
+        for name, share, vendor, process in (("a", 0.9, "NVIDIA", "12 nm"), ("b", 0.8, "NVIDIA", "7 nm"), ("c", 0.6, "AMD", "14 nm"))
+    ]  # fmt: skip
+    assert Rule(tuple(anchors), 0.5).share(catalogue.device("mi100"), "fp32") == pytest.approx(0.6)

@@ -154,3 +154,19 @@ def test_a_fault_in_a_body_leaves_a_valid_module(monkeypatch: pytest.MonkeyPatch
     with pytest.warns(RuleFault, match="ZeroDivisionError"):
         workload = capture_torch(None, torch.sum, (torch.ones(3),), device="cpu")
     assert "stablehlo.custom_call" in {op.name for op in read(workload.modules[0].data).main.body.ops}
+
+
+def test_dropout_of_cuda_is_one_kernel_each_way() -> None:
+    """On CUDA `dropout` runs fused where it drops anything, and not in place."""
+    from stablecast import capture_torch
+
+    def step(x: Any) -> Any:
+        x = x.requires_grad_()
+        (F.dropout(x, 0.25) + F.dropout(x, 0.25, training=False)).sum().backward()
+        return x.grad
+
+    workload = capture_torch(None, step, (torch.ones(64, 64),))
+    assert workload.launches is not None
+    ops = [launch.op for launch in workload.launches.launches]
+    assert ops.count("aten.native_dropout.default") == ops.count("aten.native_dropout_backward.default") == 1
+    assert "aten.bernoulli_.float" not in ops
