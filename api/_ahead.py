@@ -6,7 +6,15 @@ from importlib.metadata import PackageNotFoundError, version
 
 from stablecast.backends.device import Device
 from stablecast.frontends.files import MEMORY
-from stablecast.frontends.xla import Settings, boards, compile_ahead, compiler_installed, target_config, topology
+from stablecast.frontends.xla import (
+    Settings,
+    boards,
+    check_terms,
+    compile_ahead,
+    compiler_installed,
+    target_config,
+    topology,
+)
 from stablecast.ir.accounting.values import Conventions
 from stablecast.ir.device_program import Body, Branch, Buffers, Collective, DeviceProgram, Loop, Node
 from stablecast.ir.errors import InputError
@@ -54,7 +62,10 @@ def ahead_program(
     """
     if workload.stage is Stage.SCHEDULED:
         raise InputError(f"{workload.source} is compiled already", "leave out --exec xla-aot")
-    where = topology(device.name, workload.num_devices) if device.kind == "tpu" else device.name
+    where = device.name
+    if device.kind == "tpu":
+        check_terms(chosen.settings)
+        where = topology(device.name, workload.num_devices)
     data = module()
 
     def make() -> DeviceProgram:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from stablecast.ir.attributes import Shift
 from stablecast.ir.groups import Groups
@@ -10,6 +11,9 @@ from stablecast.ir.program import Mesh
 from stablecast.ir.schedule import Schedule
 from stablecast.ir.types import UNKNOWN_LOCATION, Count, Location
 from stablecast.ir.work import SymbolicWork
+
+COPY_STREAM: Final = 2
+"""The stream of copies that run beside kernels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from stablecast.ir.errors import InputError
 from stablecast.ir.types import UNKNOWN_LOCATION, Count, Location, Symbol, ValueType
@@ -86,6 +86,8 @@ class Sharding:
 
 
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
+NO_LAUNCH: Final = "stablecast.no_launch"
+"""Attribute of ops that a compiled program runs without starting anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ class Program:
     `functions` by name, `entry` among them. `stage`, `num_replicas`, `num_partitions`, `meshes`: see `Stage`.
     `symbols`: unknown trip counts. `platform`: what it was lowered for (`cuda`, `rocm`, `tpu`, `cpu`), empty if the
     module does not say. `num_ops`: ops read, nested ones included. `prefused`: it holds compiler-made fusions.
-    `notes`: what passes assumed or modelled.
+    `notes`: what passes assumed or modelled. `near`: values that the compiler keeps in memory on chip.
     """
 
     name: str
@@ -207,6 +209,7 @@ class Program:
     num_ops: int = 0
     prefused: bool = False
     notes: tuple[str, ...] = ()
+    near: frozenset[int] = frozenset()
 
     @property
     def main(self) -> Function:

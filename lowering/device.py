@@ -10,6 +10,7 @@ from stablecast.ir.accounting.context import Context, label_of
 from stablecast.ir.accounting.values import Conventions, OpWork
 from stablecast.ir.attributes import Shift
 from stablecast.ir.device_program import (
+    COPY_STREAM,
     P2P,
     ArgumentBuffer,
     Body,
@@ -24,7 +25,7 @@ from stablecast.ir.errors import InputError
 from stablecast.ir.groups import Groups, all_devices
 from stablecast.ir.kernels import KernelClass, KernelRow, KernelTableBuilder
 from stablecast.ir.pause import paused_gc
-from stablecast.ir.program import Op, Program
+from stablecast.ir.program import NO_LAUNCH, Op, Program
 from stablecast.ir.schedule import LaunchTable, Schedule
 from stablecast.ir.types import Count, Location, TensorType
 from stablecast.ir.work import SymbolicWork, Work, total
@@ -284,7 +285,9 @@ class _Lowering:
             changed = {node: self._context.work(graph.ops[node], in_place=True) for node in in_place}
             return traffic(graph, group, written, changed)
 
-        count = self._launch_count(group)
+        hero = hero_of(graph, group)
+        beside = bool(graph.ops[hero].attrs.get("asynchronous"))
+        count = 0 if beside else self._launch_count(graph, group)
         extra = extras.of(group) if extras else (0, 0.0)
         klass = self._known_class(group)
         whole = (key, group.attention, count, klass, extra)
@@ -296,11 +299,11 @@ class _Lowering:
         kernel_row = self._builder.row(row)
         self._runs[row] = self._runs.get(row, 0.0) + runs
         self._bytes += (kernel_row.bytes_read + kernel_row.bytes_written) * runs
-        hero = hero_of(graph, group)
         scope = graph.scopes[hero]
         if not kernel_row.modelled:
             self._note_opaque(graph, members, runs)
-        node = Kernel(row, tuple(members), kernel_row.launches, scope, graph.location(hero))
+        stream = COPY_STREAM if beside else 0
+        node = Kernel(row, tuple(members), kernel_row.launches, scope, graph.location(hero), stream)
         return node, SymbolicWork({(): kernel_row.work}), 0
 
     def _known_class(self, group: Group) -> KernelClass | None:
@@ -308,8 +311,10 @@ class _Lowering:
         known = library_call(self._launches.launches[group.launch].op) if self._launches and group.launch >= 0 else None
         return None if known is None else known.klass
 
-    def _launch_count(self, group: Group) -> int:
-        return launches_of(self._launches.launches[group.launch]) if self._launches and group.launch >= 0 else 1
+    def _launch_count(self, graph: Graph, group: Group) -> int:
+        if self._launches and group.launch >= 0:
+            return launches_of(self._launches.launches[group.launch])
+        return 0 if all(graph.ops[node].attrs.get(NO_LAUNCH) for node in group.members) else 1
 
     def _bare(self, number: int, runs: float) -> tuple[LoweredNode, SymbolicWork, int]:
         """An ATen call that no op stands for: a kernel known by the shapes of the call."""

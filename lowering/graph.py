@@ -43,7 +43,8 @@ class Graph:
     control-flow node i, `captured[i]` the outer values that they read. `fusion_of[i]`: number of the ready-made fusion
     that holds node i, -1 if none does, `fusions` these fusions by number. `unit_of[i]`: number (in `units`) of the
     outermost composite that node i comes from, -1 if it comes from none. `place[i]`: place among the block's own ops of
-    the one that node i comes from. `live[i]`: whether anything needs node i.
+    the one that node i comes from. `live[i]`: whether anything needs node i. `near`: values in memory on chip, which no
+    kernel reads from or writes to device memory.
     """
 
     ops: list[Op] = field(default_factory=list[Op])
@@ -66,6 +67,7 @@ class Graph:
     unit_of: list[int] = field(default_factory=list[int])
     place: list[int] = field(default_factory=list[int])
     live: list[bool] = field(default_factory=list[bool])
+    near: set[int] = field(default_factory=set[int])
 
     def new_value(self, kind: ValueType, producer: int, weightless: bool = False) -> int:
         self.types.append(kind)
@@ -145,6 +147,7 @@ class _Builder:
     def _bind_arguments(self, block: Block, env: Env) -> tuple[int, ...]:
         for arg, kind in zip(block.args, block.arg_types, strict=True):
             env[arg] = self._graph.new_value(kind, EXTERNAL)
+        self._note_near(block.args, env)
         return tuple(value for arg in block.args for value in _parts(env[arg]))
 
     def _append(self, block: Block, env: Env, scope: str) -> None:
@@ -226,6 +229,13 @@ class _Builder:
         self._call(op, env, scope)
         if outermost:
             self._fusion_number = -1
+            self._note_near(op.results, env)
+
+    def _note_near(self, values: Sequence[int], env: Env) -> None:
+        """Mark those of `values` of the program that lie on chip."""
+        near = self._program.near
+        if near:
+            self._graph.near.update(held for value in values if value in near for held in _parts(env[value]))
 
     def _node(self, op: Op, env: Env, scope: str, kind: Category) -> int:
         graph = self._graph
@@ -243,6 +253,8 @@ class _Builder:
             env[result] = value
             outputs.append(value)
         graph.outputs.append(tuple(outputs))
+        if self._fusion_number < 0:
+            self._note_near(op.results, env)
         return node
 
     def _transposed(self, op: Op, env: Env, scope: str, kind: Category) -> None:
@@ -301,6 +313,7 @@ class _Builder:
             env[result] = graph.new_value(result_type, node)
             outputs.extend(_parts(env[result]))
         graph.outputs.append(tuple(outputs))
+        self._note_near(op.results, env)
 
     def _region(self, block: Block, env: Env, scope: str, captured: dict[int, None]) -> Graph:
         """The graph of a region; outer values that it reads become externals of its own."""
@@ -351,7 +364,10 @@ class _Captures(Env):
             outer = self._outer_graph
             if not outer.weightless[value]:
                 self._captured[value] = None
-            self._copies[value] = self._graph.new_value(outer.types[value], EXTERNAL, outer.weightless[value])
+            copied = self._graph.new_value(outer.types[value], EXTERNAL, outer.weightless[value])
+            self._copies[value] = copied
+            if value in outer.near:
+                self._graph.near.add(copied)
         return self._copies[value]
 
 

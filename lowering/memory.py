@@ -103,6 +103,8 @@ class Liveness:
         return held
 
     def _size(self, value: int) -> int:
+        if value in self.graph.near:
+            return 0
         return -(-self.graph.types[value].nbytes // self.granule) * self.granule
 
     def _reused(self, group: Group, held: int) -> int:

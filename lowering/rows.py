@@ -44,13 +44,14 @@ def maker_of(graph: Graph, members: Sequence[int]) -> Maker | None:
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """What makes two groups the same kernel: their ops, how these are wired, and which results leave."""
+    """What makes two groups the same kernel: their ops, how these are wired, which results leave, what is on chip."""
 
     ops: tuple[int, ...]
     wiring: tuple[int, ...]
     written: tuple[int, ...]
     in_place: tuple[int, ...]
     maker: Maker | None = None
+    near: tuple[int, ...] = ()
 
 
 def group_key(graph: Graph, members: Sequence[int], written: Sequence[int], in_place: Sequence[int]) -> GroupKey:
@@ -71,6 +72,7 @@ def group_key(graph: Graph, members: Sequence[int], written: Sequence[int], in_p
         tuple([numbers[value] for value in written]),
         tuple([places[node] for node in in_place]),
         maker_of(graph, members),
+        tuple([number for value, number in numbers.items() if value in graph.near]) if graph.near else (),
     )
 
 

@@ -57,8 +57,11 @@ def traffic(graph: Graph, group: Group, written: tuple[int, ...], works: dict[in
             elif nbytes:
                 touched[value] = touched.get(value, 0.0) + nbytes * share
     for value, nbytes in touched.items():
-        result.reads[value] = min(nbytes, max(float(graph.types[value].nbytes), 0.0))
+        result.reads[value] = 0.0 if value in graph.near else min(nbytes, max(float(graph.types[value].nbytes), 0.0))
     for value in written:
+        if value in graph.near:
+            result.written[value] = 0.0
+            continue
         node = graph.producer[value]
         work = works.get(node) or graph.works[node]
         position = graph.outputs[node].index(value)

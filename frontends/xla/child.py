@@ -29,8 +29,7 @@ def _devices(request: dict[str, Any], count: int) -> list[Any]:
     """Devices that are not there: of a TPU topology as many as asked for, of GPUs eight a host."""
     describe: Any = importlib.import_module("jax.experimental.topologies").get_topology_desc
     if request["platform"] == "tpu":
-        extra = {"chips_per_host_bounds": [1, 1, 1]} if count == 1 else {}
-        return list(describe(request["topology"], platform="tpu", **extra).devices)[:count]
+        return list(describe(request["topology"], platform="tpu", **request["slice"]).devices)[:count]
     hosts = next(number for number in range(-(-count // 8), count + 1) if count % number == 0)
     name = f"1x{hosts}x{count // hosts}"
     return list(describe(name, platform="cuda", topology=name, target_config=request["target"]).devices)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from stablecast.frontends.xla.targets import target_config
+from stablecast.frontends.xla.targets import slice_options, target_config
 from stablecast.ir.device_program import Buffers
 from stablecast.ir.errors import InputError, ToolError
 from stablecast.ir.program import Stage
@@ -19,6 +19,7 @@ MAX_DEVICES = 131072
 EXTRA = "pip install 'stablecast[xla-gpu]'"
 TPU_EXTRA = "pip install 'libtpu==0.0.42.1'"
 _MODULE = "stablecast.frontends.xla.child"
+_NO_ROOM = "RESOURCE_EXHAUSTED"
 _NO_TILES = "output tile sizes"
 _UNTUNED = {"xla_gpu_autotune_level": 0}
 _LIBRARY = {"xla_gpu_enable_triton_gemm": False}
@@ -94,16 +95,21 @@ def _for_gpu(request: Mapping[str, Any], module: bytes, board: str, settings: Se
 
 
 def _for_tpu(request: Mapping[str, Any], module: bytes, topology: str, settings: Settings) -> Compiled:
-    """Untried: libtpu comes under Google Cloud's terms, which its user must accept for himself."""
+    check_terms(settings)
+    if not _installed("libtpu"):
+        raise ToolError("--exec xla-aot for a TPU needs libtpu, which is not installed", TPU_EXTRA)
+    where = {"platform": "tpu", "topology": topology, "slice": slice_options(topology)}
+    base = {**request, **where, "options": dict(settings.options)}
+    return _compiled(base, module, settings, ("compiled by libtpu for a TPU that is not there",))
+
+
+def check_terms(settings: Settings) -> None:
+    """Raises `InputError` unless the user has accepted the terms that libtpu comes under, which only he can do."""
     if not settings.accept_libtpu_terms:
         raise InputError(
             "compiling for a TPU uses libtpu, which comes under the Google Cloud Platform Terms of Service",
             "read them, and say --accept-libtpu-terms if you accept them",
         )
-    if not _installed("libtpu"):
-        raise ToolError("--exec xla-aot for a TPU needs libtpu, which is not installed", TPU_EXTRA)
-    base = {**request, "platform": "tpu", "topology": topology, "options": dict(settings.options)}
-    return _compiled(base, module, settings, ("compiled by libtpu for a TPU that is not there",))
 
 
 def compiler_installed() -> bool:
@@ -140,5 +146,8 @@ def _ask(request: bytes, timeout_s: float, source: str) -> tuple[dict[str, Any],
     header: dict[str, Any] = json.loads(line)
     if "error" in header:
         first = " ".join(str(header["error"]).split("\n", 1)[0].split())[:300]
+        if first.startswith(_NO_ROOM):
+            short = first.removeprefix(_NO_ROOM).strip(": .;")
+            raise ToolError(f"{source} does not fit, says XLA: {short}", "--exec xla says what holds the memory")
         raise ToolError(f"XLA does not compile {source}: {first}", "try --exec xla")
     return header, text

@@ -8,6 +8,8 @@ import yaml
 
 from stablecast.ir.errors import InputError, near_names
 
+_HOST_CHIPS = (2, 2, 1)
+
 
 @cache
 def _held() -> dict[str, Any]:
@@ -63,18 +65,35 @@ def _numbers(held: dict[str, Any]) -> dict[str, Any]:
 def topology(device: str, count: int) -> str:
     """The slice of `count` JAX devices as libtpu names it, such as `v5e:4x4`, as square as the number allows.
 
-    Raises `InputError` for a TPU whose slices nobody described, or a number that fills no chips.
+    One device may be part of a chip. Raises `InputError` for a TPU whose slices nobody described, or a number that
+    fills no chips.
     """
     known = _held()["tpus"]
     if device not in known:
         hint = near_names(device, known) or "known: " + ", ".join(known)
         raise InputError(f"XLA cannot compile for {device}: there is no description of its slices", hint)
     held = known[device]
-    chips, rest = divmod(count, held["devices_per_chip"])
-    if rest:
-        raise InputError(f"{count} devices do not fill chips of {device}, which has {held['devices_per_chip']} each")
-    sizes = sorted(_near_square(chips, held["dimensions"]), key=lambda size: (size == 1, size))
+    per_chip = held["devices_per_chip"]
+    if count % per_chip and count != 1:
+        raise InputError(f"{count} devices do not fill chips of {device}, which has {per_chip} each")
+    sizes = sorted(_near_square(-(-count // per_chip), held["dimensions"]), key=lambda size: (size == 1, size))
     return f"{held['name']}:{'x'.join(map(str, sizes))}"
+
+
+def slice_options(name: str) -> dict[str, Any]:
+    """What libtpu must know of the slice `name` beside that: chips of a host by dimension, and what a device is.
+
+    A host holds 2 x 2 x 1 chips, less along a dimension that these do not divide.
+    """
+    family, _, sizes = name.partition(":")
+    chips = [int(size) for size in sizes.split("x")]
+    made: dict[str, Any] = {
+        "chips_per_host_bounds": [
+            most if size % most == 0 else 1 for size, most in zip((*chips, 1), _HOST_CHIPS, strict=False)
+        ]
+    }
+    config = next((held.get("config") for held in _held()["tpus"].values() if held["name"] == family), None)
+    return {**made, "chip_config_name": config} if config else made
 
 
 def _near_square(count: int, dimensions: int) -> list[int]:

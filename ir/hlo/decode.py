@@ -17,6 +17,10 @@ from stablecast.ir.hlo.syntax import split
 from stablecast.ir.types import TensorType
 
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\]")
+_PLACED = re.compile(r"[a-z][a-z0-9]*\[[^\]]*\](\{[^}]*\})?")
+_SPACE = re.compile(r"S\((\d+)\)")
+_OFF_CHIP = ("0", "5")
+"""Memory spaces of TPU layouts that are not on chip: device memory and the host's."""
 _DTYPES = {"pred": "i1", "opaque": "token"}
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 _MESH = re.compile(r"mesh\[(?P<axes>[^\]]*)\] ?\{(?P<along>[^}]*)\}$")
@@ -28,6 +32,15 @@ SMALL = 64
 def leaves(shape: str) -> tuple[TensorType, ...]:
     """The tensors in a shape, those of nested tuples in order; layouts and memory spaces are dropped."""
     return tuple(_array(match[1], match[2]) for match in _ARRAY.finditer(shape))
+
+
+@lru_cache(maxsize=65536)
+def on_chip(shape: str) -> tuple[int, ...]:
+    """Which of the `leaves` of a shape lie in memory on chip, as layouts of TPU compilers say."""
+    if "S(" not in shape:
+        return ()
+    spaces = [_SPACE.search(match[1] or "") for match in _PLACED.finditer(shape)]
+    return tuple(place for place, space in enumerate(spaces) if space and space[1] not in _OFF_CHIP)
 
 
 @lru_cache(maxsize=65536)

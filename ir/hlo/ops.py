@@ -131,6 +131,7 @@ def _convolution(attrs: Attributes, rank: int) -> Mapping[str, Any]:
         "padding": window["padding"],
         "lhs_dilation": window["lhs_dilation"],
         "rhs_dilation": window["rhs_dilation"],
+        "window_reversal": window["reversal"],
         "feature_group_count": int(attrs.get("feature_group_count", 1)),
         "batch_group_count": int(attrs.get("batch_group_count", 1)),
         "precision_config": decode.precision(attrs),

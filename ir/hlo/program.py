@@ -6,13 +6,15 @@ from typing import Any
 
 from stablecast.ir.errors import InputError
 from stablecast.ir.hlo import decode, syntax
+from stablecast.ir.hlo.contraction import as_product
 from stablecast.ir.hlo.groups import expand_device_ids
 from stablecast.ir.hlo.library import Product, product
 from stablecast.ir.hlo.ops import COLLECTIVES, NEEDS_NOTHING, NEEDS_REGION, check_product, decoded, op_name
 from stablecast.ir.hlo.syntax import Computation, Instruction
+from stablecast.ir.hlo.tpu import NAMED_AGAIN, NOTHING, FusedCollective, Part, fused_collective
 from stablecast.ir.loops import Unknown, trip_count
 from stablecast.ir.pause import paused_gc
-from stablecast.ir.program import NO_ATTRIBUTES, Argument, Block, Function, Op, Program, Stage
+from stablecast.ir.program import NO_ATTRIBUTES, NO_LAUNCH, Argument, Block, Function, Op, Program, Stage
 from stablecast.ir.types import UNKNOWN_LOCATION, Count, Location, Symbol, TensorType
 
 Values = tuple[int, ...]
@@ -43,7 +45,7 @@ def read_hlo(data: bytes, source: str = "module") -> Program:
         raise InputError(f"{source} is not text", "give HLO text, not a protocol buffer") from None
     with paused_gc():
         module = syntax.parse(expand_device_ids(text), source)
-        return _Reader(module, source).program(platform_of(text))
+        return _Reader(module, source, platform_of(text)).program()
 
 
 def platform_of(text: str) -> str:
@@ -58,8 +60,9 @@ def platform_of(text: str) -> str:
 
 
 class _Reader:
-    def __init__(self, module: syntax.Module, source: str) -> None:
+    def __init__(self, module: syntax.Module, source: str, platform: str) -> None:
         self._module = module
+        self._platform = platform
         self._source = source
         self._types: list[TensorType] = []
         self._signatures: dict[Any, int] = {}
@@ -68,10 +71,13 @@ class _Reader:
         self._definitions: dict[int, Op] = {}
         self._attrs: dict[str, dict[str, str]] = {}
         self._symbols: list[Symbol] = []
+        self._near: set[int] = set()
+        self._driven: dict[str, tuple[str, ...]] = {}
+        self._beside = False
         self._num_ops = 0
         self._depth = 0
 
-    def program(self, platform: str) -> Program:
+    def program(self) -> Program:
         module = self._module
         entry = self._computation(module.entry)
         parameters = _parameters(entry)
@@ -85,9 +91,10 @@ class _Reader:
             num_replicas=_header_int(module.header, "replica_count"),
             num_partitions=_header_int(module.header, "num_partitions"),
             symbols=tuple(self._symbols),
-            platform=platform,
+            platform=self._platform,
             num_ops=self._num_ops,
             prefused=True,
+            near=frozenset(self._near),
         )
 
     def _entry(self, name: str, block: Block, parameters: Sequence[Instruction]) -> Function:
@@ -174,6 +181,7 @@ class _Reader:
             else:
                 env[parameter.name] = self._new(decode.leaves(parameter.shape))
                 args.extend(env[parameter.name])
+                self._place(parameter.shape, env[parameter.name])
         ops: list[Op] = []
         shapes = _Shapes(computation)
         for held in computation.instructions:
@@ -205,10 +213,18 @@ class _Reader:
         if opcode.endswith(("-done", "-update")):
             env[held.name] = inputs[0]
             return
+        if held.name in self._driven:
+            env[held.name] = tuple(env[parameter][0] for parameter in self._driven[held.name])
+            return
         flat = tuple(value for values in inputs for value in values)
         kinds = decode.leaves(shapes.result(held))
         location = self._location(held, outer)
         env[held.name] = self._made(held, flat, inputs, kinds, location, ops)
+        self._place(shapes.result(held), env[held.name])
+
+    def _place(self, shape: str, values: Values) -> None:
+        """Remember which of `values`, laid out as `shape` says, lie on chip."""
+        self._near.update(values[place] for place in decode.on_chip(shape) if place < len(values))
 
     def _element(self, held: Instruction, env: dict[str, Values], shapes: "_Shapes") -> Values:
         """The leaves of one part of a tuple."""
@@ -230,10 +246,13 @@ class _Reader:
         opcode = (
             held.opcode.removesuffix("-start") if held.opcode.removesuffix("-start") in _ASYNC_KINDS else held.opcode
         )
+        inner = fused_collective(self._computation(attrs.get("calls", ""))) if opcode == "fusion" else None
+        if inner is not None:
+            return self._collective_fusion(inner, attrs, flat, kinds, location, ops)
         if opcode == "fusion":
             op = self._fusion(attrs, flat, kinds, location)
         elif opcode in ("call", "async"):
-            op = self._call(attrs, flat, kinds, location)
+            op = self._call(attrs, flat, kinds, location, beside=held.opcode.endswith("-start"))
         elif opcode == "while":
             op = self._while(attrs, flat, kinds, location)
         elif opcode == "conditional":
@@ -252,9 +271,19 @@ class _Reader:
         inside = held.operands[0] if held.opcode == "constant" else ""
         rank = self._types[flat[0]].rank if flat else 0
         made = decoded(name, attrs, inside, kinds[0] if kinds else None, rank)
-        check_product(name, made, [self._types[value] for value in flat])
+        operands = [self._types[value] for value in flat]
+        check_product(name, made, operands)
         if name in COLLECTIVES:
-            made = {**made, "asynchronous": _is_asynchronous(held, attrs)}
+            made = {**made, "asynchronous": self._beside or _is_asynchronous(held, attrs)}
+        elif name == "stablehlo.convolution" and self._platform == "tpu":
+            product = as_product(made, (operands[0], operands[1]), kinds[0])
+            if product is not None:
+                name = "stablehlo.dot_general"
+                made = {"dot_dimension_numbers": product, "precision_config": made["precision_config"]}
+        elif held.opcode.endswith("-start"):
+            made = {**made, "asynchronous": True}
+        elif self._platform == "tpu" and all(kind.elements == 1 for kind in (*operands, *kinds)):
+            made = {**made, NO_LAUNCH: True}
         regions = tuple(self._region(attrs[key]) for key in ("select", "scatter", "to_apply") if key in attrs)
         if (name in NEEDS_REGION and not regions) or not (flat or name in NEEDS_NOTHING):
             raise ValueError("it has lost its operands or what it applies")
@@ -281,8 +310,65 @@ class _Reader:
         callee = self._function(attrs.get("calls", ""), location, flat, kinds)
         return self._op("mhlo.fusion", flat, kinds, made, callee, location, callee=callee)
 
-    def _call(self, attrs: dict[str, str], flat: Values, kinds: Sequence[TensorType], location: Location) -> Op:
+    def _collective_fusion(
+        self,
+        inner: FusedCollective,
+        attrs: dict[str, str],
+        flat: Values,
+        kinds: Sequence[TensorType],
+        location: Location,
+        ops: list[Op],
+    ) -> Values:
+        """A fusion that holds a collective: it starts, drives on, ends or is that."""
+        results = decode.leaves(inner.instruction.shape)
+        operands = tuple(flat[place] for place in inner.operands)
+        first = inner.operands[-1] + 1
+        if inner.part is Part.DONE:
+            return flat[first : first + len(results)]
+        if inner.part is Part.DRIVES:
+            names = _parameters(self._computation(attrs.get("calls", "")))
+            self._driven[inner.instruction.name] = tuple(held.name for held in names[first : first + len(results)])
+            op = self._fusion(attrs, flat, kinds, location)
+            ops.append(op)
+            return op.results
+        starts = inner.part is Part.START
+        op = self._collective(inner.instruction, operands, results if starts else kinds, location, beside=starts)
+        ops.append(op)
+        if not starts:
+            return op.results
+        state = self._nothing(kinds[len(operands) + len(results) :])
+        ops.append(state)
+        return (*operands, *op.results, *state.results)
+
+    def _collective(
+        self, held: Instruction, operands: Values, kinds: Sequence[TensorType], location: Location, *, beside: bool
+    ) -> Op:
+        name = op_name(held.opcode)
+        if name == "stablehlo.all_reduce" and any(
+            self._types[value] != kind for value, kind in zip(operands, kinds, strict=False)
+        ):
+            name = "stablehlo.reduce_scatter"
+        attrs = self._attributes(held)
+        made = {**decoded(name, attrs, "", kinds[0], self._types[operands[0]].rank), "asynchronous": beside}
+        regions = (self._region(attrs["to_apply"]),) if "to_apply" in attrs else ()
+        return self._op(name, operands, kinds, made, held.rest, location, regions)
+
+    def _nothing(self, kinds: Sequence[TensorType]) -> Op:
+        """Values that hold nothing yet."""
+        return self._op("stablehlo.create_token", (), kinds)
+
+    def _call(
+        self,
+        attrs: dict[str, str],
+        flat: Values,
+        kinds: Sequence[TensorType],
+        location: Location,
+        *,
+        beside: bool = False,
+    ) -> Op:
+        outer, self._beside = self._beside, self._beside or beside
         callee = self._function(attrs.get("to_apply", attrs.get("calls", "")), location, flat, kinds)
+        self._beside = outer
         return self._op("func.call", flat, kinds, NO_ATTRIBUTES, callee, location, callee=callee)
 
     def _while(self, attrs: dict[str, str], flat: Values, kinds: Sequence[TensorType], location: Location) -> Op:
@@ -326,6 +412,10 @@ class _Reader:
         target = attrs.get("custom_call_target", "").strip('"')
         config = decode.backend_config(attrs.get("backend_config", ""))
         operands = [self._types[value] for value in flat]
+        if target in NAMED_AGAIN:
+            return self._op("stablehlo.concatenate", flat, kinds, {NO_LAUNCH: True}, target, location)
+        if target in NOTHING:
+            return self._nothing(kinds)
         found = product(target, attrs, config, operands, kinds[0]) if kinds and len(flat) > 1 else None
         if found is not None:
             return self._product(found, flat, kinds, location, (target, str(sorted(attrs.items()))))

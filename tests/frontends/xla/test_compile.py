@@ -18,6 +18,7 @@ from stablecast.frontends.xla import (
     topology,
 )
 from stablecast.frontends.xla import compile as ahead
+from stablecast.frontends.xla.targets import slice_options
 from stablecast.ir.errors import InputError, ToolError
 from stablecast.ir.hlo import is_scheduled
 from stablecast.ir.reader import read
@@ -55,6 +56,9 @@ def test_targets_hold_the_numbers_of_the_data_sheets() -> None:
         ("tpu-v5p", 8, "v5p:2x2x2"),
         ("tpu-v5p", 8960, "v5p:16x20x28"),
         ("tpu-v7x", 8, "tpu7x:2x2x1"),
+        ("tpu-v7x", 1, "tpu7x:1x1x1"),
+        ("tpu-v4", 2, "v4:2x1x1"),
+        ("tpu-v3", 8, "v3:2x2"),
     ],
 )
 def test_slices_by_number_of_devices(device: str, count: int, name: str) -> None:
@@ -65,7 +69,7 @@ def test_what_cannot_be_compiled_for(workload: Workload, monkeypatch: pytest.Mon
     with pytest.raises(InputError, match=r"for h1000: there is no description of it; did you mean h100-sxm"):
         compile_ahead(workload, "h1000")
     with pytest.raises(InputError, match="do not fill chips"):
-        topology("tpu-v4", 3)
+        topology("tpu-v7x", 3)
     with pytest.raises(InputError, match="libtpu, which comes under the Google Cloud Platform Terms"):
         compile_ahead(workload, "v5e:1x1")
     with pytest.raises(InputError, match="products='fast' is not known"):
@@ -78,11 +82,28 @@ def test_what_cannot_be_compiled_for(workload: Workload, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("v5e:4x4", {"chips_per_host_bounds": [2, 2, 1]}),
+        ("v6e:1x1", {"chips_per_host_bounds": [1, 1, 1]}),
+        ("v4:2x1x1", {"chips_per_host_bounds": [2, 1, 1], "chip_config_name": "megacore"}),
+        ("v5p:2x2x2", {"chips_per_host_bounds": [2, 2, 1]}),
+    ],
+)
+def test_hosts_of_a_slice_and_cores_that_are_one_device(name: str, options: dict[str, Any]) -> None:
+    assert slice_options(name) == options
+
+
+@pytest.mark.parametrize(
     ("script", "said"),
     [
         ("import time; time.sleep(9)", "did not compile step.mlir within 0.5 s; give it longer, or use --exec xla"),
         ("import os; os.abort()", "XLA died compiling step.mlir"),
         ('print(\'{"error": "no\\\\nreally"}\')', "XLA does not compile step.mlir: no; try --exec xla"),
+        (
+            'print(\'{"error": "RESOURCE_EXHAUSTED: Ran out of memory: needs 22G, has 15G.;"}\')',
+            "step.mlir does not fit, says XLA: Ran out of memory: needs 22G, has 15G; --exec xla says what holds the memory",
+        ),
     ],
 )
 def test_a_compiler_that_hangs_dies_or_refuses(
