@@ -10,6 +10,9 @@ Ops are visited from the last to the first, so that every consumer is settled be
 4. reductions, scatters and windows take in their producers and end a kernel;
 5. an elementwise kernel whose result is needed elsewhere too joins its first consumer of the same extent, and kernels
    of the same extent that read the same tensor become one, where no other kernel lies between (multi-output).
+
+For TPUs 2 holds for products too (3 has no limit on what makes an operand), and epilogues come last: a product joins the
+first kernel that walks over its result (`multi_output.into_products`).
 """
 
 from collections.abc import Iterable, Set
@@ -31,9 +34,11 @@ _MOVING = frozenset(
         "stablehlo.reverse",
     }
 )
+_NOT_IN_OPERANDS = frozenset({"stablehlo.gather", "stablehlo.dynamic_gather", "stablehlo.dynamic_update_slice"})
 _NO_PROLOGUE = _MOVING | {"stablehlo.select", "stablehlo.compare"}
 _NO_EPILOGUE = _MOVING | {"stablehlo.slice", "stablehlo.reduce"}
 _VIEWS = frozenset({"stablehlo.transpose"})
+_EPILOGUE_OPS = 16
 _ROW_STEPS = 6
 """Ops between a sum over rows and where it is spread: scaling, epsilon, root."""
 MAX_BLOCK_MEMBERS = 128
@@ -51,7 +56,8 @@ class FusionRules:
     spread over the same rows again is computed where it is used (XLA:GPU's softmax and normalisation kernels).
     `prologues`: products compute element-wise operands that read no more than they make, and take no epilogue that
     writes more than it reads (`gemm_fusion.cc`: `IsInputWorthFusing`, `IsOutputWorthFusing`). `views`: ops that a
-    product reads through, by strides.
+    product reads through, by strides. `operands`: products compute element-wise operands of any kind, each its own
+    copy where that moves fewer bytes; what follows them is left to a later pass (TPU).
     """
 
     max_members: int = 256
@@ -62,11 +68,13 @@ class FusionRules:
     inline: bool = False
     normalisation: bool = False
     prologues: bool = False
+    operands: bool = False
     views: frozenset[str] = _VIEWS
 
 
 XLA_RULES = FusionRules()
 XLA_GPU_RULES = FusionRules(normalisation=True, prologues=True)
+XLA_TPU_RULES = FusionRules(operands=True, max_dear_copies=24)
 INDUCTOR_RULES = FusionRules(
     max_members=4096, max_reads=4096, products=False, inline=True, views=_VIEWS | {"stablehlo.slice"}
 )
@@ -188,6 +196,8 @@ class Grouping:
         kind = self._graph.categories[consumer]
         if kind in _TAKES_PRODUCERS:
             return True
+        if self._rules.operands and kind in (Category.MATMUL, Category.CONV):
+            return self._graph.ops[node].name not in _NOT_IN_OPERANDS
         if kind is Category.MATMUL:
             if self._rules.prologues and self._fits_prologue(node):
                 return True
@@ -297,12 +307,44 @@ class Grouping:
             return False
         if self._graph.ops[node].name in EXPENSIVE and len(kernels) > rules.max_dear_copies:
             return False
+        if rules.operands and self._ends_epilogue(node):
+            return False
         types = self._graph.types
-        inputs = {value: types[value].nbytes for value in self._inputs(node) if not self._uniform(value)}
+        inputs = {value: self._moved(value) for value in self._inputs(node) if not self._uniform(value)}
         own = sum(inputs.values())
         result = sum(types[value].nbytes for value in self._graph.outputs[node])
         copied = sum(size for group in groups for value, size in inputs.items() if value not in group.reads)
         return copied <= result * (1 + len(kernels)) + own
+
+    def _moved(self, value: int) -> int:
+        """Bytes that a kernel reads for `value`; on TPUs, of one that is spread out those of what is spread."""
+        graph = self._graph
+        producer = graph.producer[value]
+        if self._rules.operands and producer != EXTERNAL and graph.categories[producer] is Category.GENERATOR:
+            return sum(graph.types[held].nbytes for held in graph.inputs[producer])
+        return graph.types[value].nbytes
+
+    def _ends_epilogue(self, node: int) -> bool:
+        """Whether a product may hand on `node`, computed from its result by element-wise ops that nothing else reads.
+
+        Not where that is wider than the result itself, which is then stored instead.
+        """
+        graph = self._graph
+        size = graph.types[graph.outputs[node][0]].elements
+        nbytes = self._bytes_out(node)
+        stack = [node]
+        for _ in range(_EPILOGUE_OPS):
+            if not stack:
+                break
+            for value in graph.inputs[stack.pop()]:
+                producer = graph.producer[value]
+                if producer == EXTERNAL or graph.types[value].elements != size or len(graph.consumers_of(producer)) > 1:
+                    continue
+                if graph.categories[producer] in (Category.MATMUL, Category.CONV):
+                    return producer not in self._elsewhere and nbytes <= graph.types[value].nbytes
+                if graph.categories[producer] is Category.LOOP:
+                    stack.append(producer)
+        return False
 
     def _called(self, group: Group, node: int) -> bool:
         """Whether `group` is a library call that needs the result of `node` in memory."""
@@ -333,7 +375,13 @@ class Grouping:
         """The elementwise kernel that alone consumes the product, if it may run as its epilogue."""
         graph = self._graph
         consumers = self._consumers(node)
-        if not self._rules.products or len(consumers) != 1 or self._escapes(node) or len(graph.outputs[node]) != 1:
+        if (
+            not self._rules.products
+            or self._rules.operands
+            or len(consumers) != 1
+            or self._escapes(node)
+            or len(graph.outputs[node]) != 1
+        ):
             return None
         consumer = consumers[0]
         grows = self._bytes_out(consumer) - self._bytes_in(consumer) > IO_TOLERANCE_BYTES

@@ -12,6 +12,7 @@ from stablecast.lowering.group import Group
 from stablecast.lowering.issue_order import issue_order
 
 _LOOPS = (Category.LOOP, Category.GENERATOR)
+_PRODUCTS = (Category.MATMUL, Category.CONV)
 MAX_VISITED = 128
 """Kernels looked at to prove that two may merge; where that is not enough they stay apart."""
 
@@ -102,6 +103,32 @@ class Merger:
             for alike in by_extent.values():
                 for index, root in enumerate(alike[1 : self._rules.max_siblings], 1):
                     self._join_one_of(alike[:index], root)
+
+    def into_products(self) -> None:
+        """Products with the first kernel that walks over their result: they compute what follows as they write it."""
+        graph = self._graph
+        for root in sorted(self._groups):
+            group = self._groups[root]
+            if group.hero != root or graph.categories[root] not in _PRODUCTS or len(graph.outputs[root]) != 1:
+                continue
+            size = graph.types[graph.outputs[root][0]].elements
+            for follower in sorted({self._find(follower) for follower in self._followers[root]}, key=self._position):
+                other = self._groups[follower]
+                fits = (
+                    other.fusible
+                    and other.extent == size
+                    and bisect(self._fences, follower) == bisect(self._fences, root)
+                )
+                if fits and not self._path(root, follower, direct=False):
+                    self._merge(follower, root)
+                    self._take_lead(follower, root)
+                    break
+
+    def _take_lead(self, kernel: int, product: int) -> None:
+        """Make `product`, which merged into `kernel`, what decides its class."""
+        group = self._groups[kernel]
+        group.hero, group.fusible = product, False
+        group.reads.difference_update(*(self._graph.outputs[node] for node in group.members))
 
     def _join_one_of(self, earlier: list[int], root: int) -> None:
         root = self._find(root)

@@ -90,6 +90,7 @@ register_model(
             xla.GROUP,
             xla.INTO_CONSUMERS,
             xla.SIBLINGS,
+            xla.OUTPUTS,
             ordering.ORDER,
         ),
     )
