@@ -73,6 +73,10 @@ _SERVING: Final = (
 )
 _ROWWISE: Final = ("softmax", "ln")
 _BINARY: Final = ("add", "mul", "div", "pow")
+_PLAIN_ACTIVATIONS: Final = ("relu", "leaky_relu", "parametric_relu", "linear")
+_TRANSCENDENTAL_ACTIVATIONS: Final = ("elu", "selu", "sigmoid", "tanh")
+SMALL_ELEMENTS: Final = 1024
+SLOPE_ELEMENTS: Final = 65536
 LARGE_ELEMENTS: Final = 3e7
 LARGE_FLOPS: Final = 2e11
 
@@ -401,6 +405,33 @@ def fit_all(datas: Sequence[Measured], fit: Fit) -> None:
     _set_ranges(fit, datas)
 
 
+def set_lanes(fit: Fit, records: Sequence[Record], device: Device) -> None:
+    """What a TPU kernel costs before its first element, and what transcendentals take on the lanes.
+
+    From one-operand activations on a TPU v4: the time of the smallest, and by how much the slope over the elements of
+    those with a transcendental exceeds that of those without (operands and results are the same, f16 conversions
+    included, and operations other than transcendentals hide behind these).
+    """
+    small = [r.number("mean_us") * 1e-6 for r in records if r.number("elements") <= SMALL_ELEMENTS]
+    fit.values["tpu"]["launch"] = float(np.median(small))
+    fit.sources["tpu", "launch"] = f"fitted: tpu_v4 element-wise f16 up to {SMALL_ELEMENTS} elements; {len(small)} rows"
+    slopes: dict[str, float] = {}
+    used = 0
+    for name in (*_PLAIN_ACTIVATIONS, *_TRANSCENDENTAL_ACTIVATIONS):
+        points = [
+            (r.number("elements"), r.number("mean_us") * 1e-6)
+            for r in records
+            if r["series"] == "data_act2" and r["op"] == name and r.number("elements") >= SLOPE_ELEMENTS
+        ]
+        used += len(points)
+        slopes[name] = float(np.polyfit(*np.array(points).T, 1)[0])
+    plain = float(np.mean([slopes[name] for name in _PLAIN_ACTIVATIONS]))
+    extra = float(np.mean([slopes[name] for name in _TRANSCENDENTAL_ACTIVATIONS])) - plain
+    operations = fit.values["tpu"]["transcendental"]
+    fit.values["tpu"]["vector"] = min(1.0, operations / (extra * device.vector_rate("f32").value))
+    fit.sources["tpu", "vector"] = f"fitted: tpu_v4 activations f16, transcendental over plain; {used} rows"
+
+
 def _source(fit: Fit, used: Sequence[Measured]) -> str:
     errors = np.concatenate([np.abs(fit.ratios(data) - 1.0) for data in used])
     tables = sorted({data.table for data in used})
@@ -408,8 +439,8 @@ def _source(fit: Fit, used: Sequence[Measured]) -> str:
 
 
 def _set_launches(fit: Fit, stage: str, kind: str, chosen: Sequence[Measured]) -> None:
-    """The launch cost of replayed graphs (GPUs) or of the device's own profile (TPUs) becomes a constant."""
-    graphs = [d for d in chosen if (stage == "half" and d.table.startswith("aiconf")) or stage == "tpu"]
+    """The launch cost of replayed graphs becomes a constant."""
+    graphs = [d for d in chosen if stage == "half" and d.table.startswith("aiconf")]
     for data in graphs:
         fit.values[data.key]["launch"] = data.launch_s
         fit.sources[data.key, "launch"] = _source(fit, [data])
@@ -483,12 +514,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=CONSTANTS_FILE)
     parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "analytical.md")
     options = parser.parse_args()
-    datas = Tables(options.data).all()
+    tables = Tables(options.data)
+    datas = tables.all()
     start = read_constants(START_FILE)
     values = {key: {name: found.value for name, found in part.constants.items()} for key, part in start.items()}
     initial = {(key, name): found.source for key, part in start.items() for name, found in part.constants.items()}
     fit = Fit(values, {key: part.like for key, part in start.items() if part.like})
     fit_all(datas, fit)
+    set_lanes(fit, tables.read("tpu_v4_kernels/nonmatmul_fp16.csv"), Catalogue().resolve("tpu-v4").device)
     for data in datas:
         if not data.stage:
             fit.descend([data], [])

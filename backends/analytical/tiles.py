@@ -81,14 +81,12 @@ def padded_time(
 ) -> FloatArray:
     """Seconds of a systolic array of `edge` x `edge` cells at `rate` sustained FLOP/s.
 
-    n and k are padded to the array's edge and m to the `sublanes` of a register. `fill_m`: rows lost on filling the
-    array, as if m were longer.
+    One operand stays in the array, the other streams through it, whichever is faster: the streamed side is padded to
+    the `sublanes` of a register, the other and k to the array's edge. `fill_m`: rows lost on filling the array, as if
+    the streamed side were longer.
     """
-    return (
-        2.0
-        * batch
-        * (np.ceil(m / sublanes) * sublanes + fill_m)
-        * (np.ceil(n / edge) * edge)
-        * (np.ceil(k / edge) * edge)
-        / rate
-    )
+    sides = [
+        (np.ceil(streamed / sublanes) * sublanes + fill_m) * (np.ceil(held / edge) * edge)
+        for streamed, held in ((m, n), (n, m))
+    ]
+    return 2.0 * batch * np.minimum(*sides) * (np.ceil(k / edge) * edge) / rate
