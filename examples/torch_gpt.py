@@ -49,6 +49,35 @@ class _Reduce(torch.autograd.Function):
         return grad, None
 
 
+class _CrossEntropy(torch.autograd.Function):
+    """Megatron's loss: one copy of float32 logits becomes their softmax in place, and in place the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, group: Any) -> Tensor:
+        top = logits.amax(-1)
+        _sum(top, group, torch.distributed.ReduceOp.MAX)
+        logits.sub_(top.unsqueeze(-1))
+        outside = (labels < 0) | (labels >= logits.shape[-1])
+        inside = labels.masked_fill(outside, 0)
+        picked = logits.gather(-1, inside.unsqueeze(-1)).squeeze(-1).masked_fill_(outside, 0.0)
+        _sum(picked, group)
+        total = logits.exp_().sum(-1)
+        _sum(total, group)
+        ctx.save_for_backward(logits.div_(total.unsqueeze(-1)), outside, inside)
+        return total.log() - picked
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        softmax, outside, inside = ctx.saved_tensors
+        softmax.scatter_add_(-1, inside.unsqueeze(-1), outside.float().sub_(1.0).unsqueeze(-1))
+        return softmax.mul_(grad.unsqueeze(-1)), None, None
+
+
+def _sum(x: Tensor, group: Any, op: Any = torch.distributed.ReduceOp.SUM) -> None:
+    if group is not None:
+        torch.distributed.all_reduce(x, op, group=group)
+
+
 def enter(x: Tensor, group: Any) -> Tensor:
     """`x` on its way into split columns."""
     return x if group is None else _Copy.apply(x, group)
@@ -132,13 +161,7 @@ class GPT(nn.Module):
     def loss(self, x: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy over split logits, in float32."""
         logits = functional.linear(x, self.tokens.weight).float()
-        top = logits.amax(-1, keepdim=True).detach()
-        if self.group is not None:
-            torch.distributed.all_reduce(top, torch.distributed.ReduceOp.MAX, group=self.group)
-        shifted = logits - top
-        total = leave(shifted.exp().sum(-1), self.group)
-        picked = leave(shifted.gather(-1, labels[..., None]).squeeze(-1), self.group)
-        return (total.log() - picked).mean()
+        return _CrossEntropy.apply(logits, labels, self.group).mean()
 
 
 class Adam:
@@ -165,6 +188,7 @@ def build(
     heads: int = 16,
     seq: int = 1024,
     vocab: int = VOCAB,
+    multiple: int = VOCAB_MULTIPLE,
     recompute: bool = True,
     accumulate: bool = False,
     parts: int = 1,
@@ -172,10 +196,10 @@ def build(
 ) -> tuple[nn.Module, Adam]:
     """The decoder in fp16 and its optimiser; `parts` and `group` split it as Megatron's tensor parallelism does.
 
-    The vocabulary is padded to a multiple of 128 on every device. `accumulate`: there are gradients of earlier
+    The vocabulary is padded to `multiple` on every device. `accumulate`: there are gradients of earlier
     micro-batches to add to.
     """
-    multiple = VOCAB_MULTIPLE * parts
+    multiple *= parts
     rows = -(-vocab // multiple) * multiple // parts
     model = GPT(hidden, layers, heads, seq, rows, parts, group, recompute).to(device="cuda", dtype=torch.float16)
     if accumulate:

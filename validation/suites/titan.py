@@ -11,6 +11,8 @@ hides all but the first piece of its gathers and scatters. Rows with context par
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -23,14 +25,14 @@ from stablecast.backends.pricing import price
 from stablecast.backends.registry import Choice
 from stablecast.frontends.script import load_module
 from stablecast.ir.device_program import DeviceProgram, Kernel
-from stablecast.ir.errors import InputError, StablecastError
+from stablecast.ir.errors import StablecastError
 from stablecast.ir.kernels import KernelClass, KernelRow, KernelTable
-from stablecast.ir.reader import read
-from stablecast.lowering.device import lower
+from stablecast.ir.workload import Workload
 from stablecast.lowering.passes.registry import default_passes, run_passes
 from stablecast.lowering.products import TF32_ARITHMETIC
 from stablecast.lowering.target import Target
 from stablecast.validation.suites.base import Data, Record, Row, number, whole
+from stablecast.validation.suites.captures import example_kernels, kernels
 
 _FILE: Final = "distributed_steps/torchtitan_steps.csv"
 _SCRIPT: Final = "torch_llama.py"
@@ -97,8 +99,13 @@ class Titan:
     """Prices rows; keeps captured programs."""
 
     data: Data
-    module: Any
+    folder: Path
     _programs: dict[tuple[Case, int], DeviceProgram] = field(default_factory=dict[tuple[Case, int], DeviceProgram])
+
+    @cached_property
+    def module(self) -> Any:
+        """The example's functions."""
+        return load_module(self.folder / _SCRIPT)
 
     def step(self, record: Record) -> Cost:
         """A step of a row."""
@@ -133,25 +140,30 @@ class Titan:
     def _program(self, case: Case, layers: int) -> DeviceProgram:
         key = replace(case, float8=False, overlapped=False)
         if (key, layers) not in self._programs:
-            self._programs[key, layers] = self._capture(key, layers)
+            self._programs[key, layers] = self._made(key, layers)
         return self._programs[key, layers]
 
-    def _capture(self, case: Case, layers: int) -> DeviceProgram:
+    def _made(self, case: Case, layers: int) -> DeviceProgram:
+        target = Target("cuda", TF32_ARITHMETIC, False, "inductor" if case.compiled else "eager")
+
+        def make() -> DeviceProgram:
+            workload = self._capture(case, layers)
+            lowered = kernels(workload, _SCRIPT, target)
+            return lowered if lowered.meshes else replace(lowered, meshes=workload.meshes)
+
+        return example_kernels(self.folder, "torch", (_SCRIPT, case, layers, target), make)
+
+    def _capture(self, case: Case, layers: int) -> Workload:
+        module = self.module
         from stablecast.frontends.torch import capture_torch
 
-        module = self.module
         mesh = {"dp": case.dp} | ({"tp": case.tp} if case.tp > 1 else {})
 
         def build(mesh: Any) -> Any:
             return module.build_mixed(mesh, case.size, layers=layers, vocab=VOCAB, recompute=case.recompute)
 
         step: Any = module.split_loss_step if case.tp > 1 else module.step
-        workload = capture_torch(build, step, lambda: module.inputs(case.batch, case.seq), mesh=mesh)
-        program = read(workload.modules[0].data, _SCRIPT)
-        target = Target("cuda", TF32_ARITHMETIC, False, "inductor" if case.compiled else "eager")
-        launches = None if case.compiled else workload.launches
-        lowered = lower(program, target, launches=launches, schedule=workload.schedule)
-        return lowered if lowered.meshes else replace(lowered, meshes=workload.meshes)
+        return capture_torch(build, step, lambda: module.inputs(case.batch, case.seq), mesh=mesh)
 
 
 def with_flash2(program: DeviceProgram, device: Device, choice: Choice) -> DeviceProgram:
@@ -206,11 +218,7 @@ def torchtitan(data: Data) -> list[Row]:
     if data.examples is None:
         data.notes.append("torchtitan: the example programs are not at hand")
         return []
-    try:
-        model = Titan(data, load_module(data.examples / _SCRIPT))
-    except StablecastError as error:
-        data.notes.append(f"torchtitan is left out: {error.message}")
-        return []
+    model = Titan(data, data.examples)
     rows: list[Row] = []
     errors: list[float] = []
     for record in records:
@@ -219,7 +227,7 @@ def torchtitan(data: Data) -> list[Row]:
             continue
         try:
             cost = model.step(record)
-        except InputError as error:
+        except StablecastError as error:
             data.notes.append(f"torchtitan: {_item(record)} is left out: {error.message}")
             continue
         rows.append(_row(record, cost))

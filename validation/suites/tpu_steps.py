@@ -10,6 +10,7 @@ out.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from stablecast.backends.predictor import Settings, predict_device_program
@@ -19,8 +20,10 @@ from stablecast.ir.device_program import DeviceProgram
 from stablecast.ir.errors import StablecastError
 from stablecast.ir.kernels import KernelClass, KernelRow, KernelTable
 from stablecast.lowering.passes.registry import default_passes, run_passes
+from stablecast.lowering.products import TPU_ARITHMETIC
 from stablecast.validation.suites import hespas
 from stablecast.validation.suites.base import Data, Record, Row, half_digit, whole
+from stablecast.validation.suites.captures import example_kernels
 from stablecast.validation.suites.titan import in_float8
 
 _RECIPES: Final = "tpu_step_times/tpu_recipes_steps.csv"
@@ -58,9 +61,7 @@ def _recipe(data: Data, record: Record) -> list[Row]:
         return []
     settings = [f"size={size}", f"fsdp={devices}", f"batch={batch}", f"seq={seq}"]
     try:
-        options = ArgumentOptions(settings=settings)
-        workload = capture_script(f"{data.examples}/{_SCRIPT}:train_step", options, platform="tpu")
-        program = scores_on_chip(hespas.lowered(workload, "tpu"), batch // devices * heads, seq)
+        program = scores_on_chip(_captured(data.examples, settings), batch // devices * heads, seq)
         if record["precision"] == "fp8_full":
             program, _ = in_float8(program)
         program = run_passes(program, default_passes(program.exec_model))
@@ -85,6 +86,16 @@ def _recipe(data: Data, record: Record) -> list[Row]:
             basis="program",
         )
     ]
+
+
+def _captured(folder: Path, settings: list[str]) -> DeviceProgram:
+    """The kernels of the example program."""
+
+    def make() -> DeviceProgram:
+        options = ArgumentOptions(settings=settings)
+        return hespas.lowered(capture_script(f"{folder / _SCRIPT}:train_step", options, platform="tpu"), "tpu")
+
+    return example_kernels(folder, "jax", (_SCRIPT, settings, TPU_ARITHMETIC), make)
 
 
 def scores_on_chip(program: DeviceProgram, heads: int, seq: int) -> DeviceProgram:
