@@ -11,7 +11,8 @@ A curve goes through the median over library versions of each message size, made
 - sizes held out: five folds of the message sizes of a device, collective and group; a size is held out with all its
   versions and types, so that a prediction interpolates over the hole;
 - group size held out: groups of 4 from those of 2 and 8;
-- device held out, and a whole generation of links held out: from the data sheet and the curves of the others.
+- device held out, and a whole generation of links held out: from the data sheet and the curves of the others. What
+  a second die costs comes from another table: the serving frameworks' own all-reduce kernels.
 """
 
 import argparse
@@ -52,6 +53,8 @@ GENERATIONS: Final = (("a100-sxm-80gb",), ("h100-sxm", "h200-sxm"), ("b200-sxm",
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
 RACK_SIZES: Final = (8, 16, 32, 64, 72)
 """Group sizes of the rack that only XLA's table has."""
+SIGNAL_BYTES: Final = 65536
+"""Largest message of a framework's kernel that is all signalling."""
 _BEGIN, _END = "<!-- errors: begin -->", "<!-- errors: end -->"
 
 
@@ -158,21 +161,40 @@ def reference(device: str, points: Sequence[Point], catalogue: Catalogue, source
     return Reference(device, links(device, catalogue), source, curves, mesh)
 
 
-def library(name: str, references: Sequence[Reference]) -> Library:
-    """A library of references, its latency across dies from what they say."""
+def read_framework_kernels(folder: Path) -> dict[str, dict[Key, float]]:
+    """Small all-reduces by the serving frameworks' own kernels, by device and by kernel, ranks and bytes; seconds.
+
+    Those that the host launches one by one are left out: they time the host.
+    """
+    found: dict[str, dict[Key, float]] = {}
+    for device, name in NCCL.items():
+        for line in _lines(folder / "aiconfigurator" / f"custom_allreduce_{name}.csv.gz"):
+            size = int(float(line["message_size"]))
+            if size <= SIGNAL_BYTES and not line["kernel"].endswith("_eager"):
+                kernel = " ".join(line[column] for column in ("framework", "version", "kernel", "num_gpus"))
+                found.setdefault(device, {})[kernel, size] = float(line["latency_us"]) * 1e-6
+    return found
+
+
+def cross_die(kernels: Mapping[str, Mapping[Key, float]], catalogue: Catalogue) -> float:
+    """Latency x clock of devices of two dies over that of one die: the median over equal kernels and messages."""
+    own = {device: links(device, catalogue) for device in kernels}
     ratios = [
-        far.curves[kind][size].latency_s
-        * (far.links.clock_hz or 1.0)
-        / (near.curves[kind][size].latency_s * (near.links.clock_hz or 1.0))
-        for near in references
-        if near.links.dies == 1
-        for far in references
-        if far.links.dies > 1
-        for kind in KINDS[:-1]
-        for size in far.curves.get(kind, {})
-        if size in near.curves.get(kind, {})
+        seconds * (own[far].clock_hz or 1.0) / (kernels[near][key] * (own[near].clock_hz or 1.0))
+        for far in kernels
+        if own[far].dies > 1
+        for near in kernels
+        if own[near].dies == 1
+        for key, seconds in kernels[far].items()
+        if key in kernels[near]
     ]
-    return Library(name, references, float(np.median(ratios)) if ratios else 1.0, (1.0, 1.0), (1.0, 1.0))
+    print(f"two dies signal {np.median(ratios):.3f} times as long in frameworks' kernels, {len(ratios)} pairs")
+    return float(np.median(ratios))
+
+
+def library(name: str, references: Sequence[Reference], cross: float) -> Library:
+    """A library of references, without ranges yet."""
+    return Library(name, references, cross, (1.0, 1.0), (1.0, 1.0))
 
 
 Predict = Callable[[str, Key, FloatArray], FloatArray]
@@ -218,10 +240,10 @@ def held_out_group(points: Sequence[Point], catalogue: Catalogue) -> FloatArray:
     return ratios(test, lambda device, key, nbytes: full[device].time(*key, nbytes))
 
 
-def held_out_devices(points: Sequence[Point], references: Sequence[Reference], out: Sequence[str]) -> FloatArray:
-    """Ratios of the devices `out`, from the others' curves and the data sheet."""
-    own = {r.name: r.links for r in references}
-    left = library("", [r for r in references if r.name not in out])
+def held_out_devices(points: Sequence[Point], lib: Library, out: Sequence[str], cross: float) -> FloatArray:
+    """Ratios of the devices `out`, from the others' curves, the data sheet and what two dies cost."""
+    own = {r.name: r.links for r in lib.references}
+    left = library("", [r for r in lib.references if r.name not in out], cross)
     test = [p for p in points if p.device in out]
     return ratios(test, lambda device, key, nbytes: left.time(*key, own[device], own[device], nbytes))
 
@@ -243,13 +265,15 @@ def scores(points: Sequence[Point], lib: Library, catalogue: Catalogue) -> tuple
     rows.append(line("message sizes, all devices", sizes))
     rows += [line(f"message sizes, {device}", found) for device, found in by_device.items()]
     rows.append(line("groups of 4", held_out_group(points, catalogue)))
-    devices = [held_out_devices(points, lib.references, [r.name]) for r in lib.references]
+    devices = [held_out_devices(points, lib, [r.name], lib.cross_die) for r in lib.references]
     carried = np.concatenate(devices)
     rows.append(line("a device, all", carried))
     rows += [line(f"a device: {r.name}", found) for r, found in zip(lib.references, devices, strict=True)]
-    whole = [held_out_devices(points, lib.references, out) for out in GENERATIONS]
+    whole = [held_out_devices(points, lib, out, lib.cross_die) for out in GENERATIONS]
     rows.append(line("a generation of links, all", np.concatenate(whole)))
     rows += [line(f"a generation: {', '.join(out)}", found) for out, found in zip(GENERATIONS, whole, strict=True)]
+    unknown = held_out_devices(points, lib, GENERATIONS[-1], 1.0)
+    rows.append(line(f"the same, as if of one die: {', '.join(GENERATIONS[-1])}", unknown))
     return rows, sizes, carried
 
 
@@ -302,14 +326,15 @@ def main() -> int:
     text = "fitted: aiconfigurator nccl, half precision, median over versions"
     more = {"gb200": "; groups from 8 up and permutes: xla collectives"}
     more |= dict.fromkeys(("h100-sxm", "b200-sxm"), "; permutes: xla collectives")
-    plain = library("nccl", [reference(device, nccl, catalogue, text) for device in NCCL])
+    two_dies = cross_die(read_framework_kernels(options.data), catalogue)
+    plain = library("nccl", [reference(device, nccl, catalogue, text) for device in NCCL], two_dies)
     rows, sizes, carried = scores(nccl, plain, catalogue)
     full = [reference(device, [*nccl, *xla], catalogue, text + more.get(device, "")) for device in NCCL]
     amd = [p for p in xla if p.device == "mi355x"]
-    rccl = library("rccl", [reference("mi355x", amd, catalogue, "fitted: xla collectives, its launch included")])
+    rccl = library("rccl", [reference("mi355x", amd, catalogue, "fitted: xla collectives, its launch included")], 1.0)
     board = np.concatenate(list(held_out_sizes(amd).values()))
     rows.append(line("message sizes, mi355x (XLA's table)", board))
-    cross = "fitted: latency x clock of two dies over one, median over collectives and group sizes"
+    cross = "fitted: aiconfigurator custom_allreduce, latency x clock of two dies over one up to 64 KiB, median"
     parts = [
         "# Written by benchmarks/fit_collectives.py; change that script or its tables, not this file.",
         RANGES,
