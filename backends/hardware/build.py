@@ -127,6 +127,7 @@ def build_device(name: str, file: DeviceFile, source_file: str, aliases: Sequenc
         source_file=source_file,
         facts={key: fact for key, fact in facts.items() if isinstance(fact, Quantity)},
         labels={key: fact for key, fact in facts.items() if isinstance(fact, Label)},
+        sustained=dict(file.sustained),
     )
 
 

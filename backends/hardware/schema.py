@@ -20,6 +20,7 @@ _VALUE_KEYS: Final = frozenset({"value", "unit", "source", "source_2", "confiden
 _CONFIDENCES: Final = frozenset(cast("tuple[str, ...]", get_args(Confidence)))
 PEAK_DTYPES: Final = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp6", "fp4", "int8", "int4")
 PEAK_UNITS: Final = ("matrix", "matrix_acc16", "vector")
+SUSTAINED_KEYS: Final = ("fp32", "tf32", "half", "fp8", "int8", "memory")
 PEAK_KEYS: Final = tuple(f"{dtype}.{unit}" for dtype in PEAK_DTYPES for unit in PEAK_UNITS)
 
 Raw = Mapping[str, object]
@@ -104,6 +105,20 @@ def _peak_keys(raw: object) -> object:
     return table
 
 
+def _sustained(raw: object, info: ValidationInfo) -> object:
+    if not isinstance(raw, Mapping):
+        return raw
+    table = cast("Raw", raw)
+    found = {key: _quantity(units.COUNT, False)(value, info) for key, value in table.items()}
+    for key, share in found.items():
+        if key not in SUSTAINED_KEYS:
+            hint = near_names(str(key), SUSTAINED_KEYS)
+            raise ValueError(f"unknown family '{key}'; known: {', '.join(SUSTAINED_KEYS)}; {hint}".rstrip("; "))
+        if share.value > 1:
+            raise ValueError(f"{key} is {share.value:g}; a share of the peak is more than 0 and at most 1")
+    return found
+
+
 Text = Annotated[Label, BeforeValidator(_label)]
 Bytes = Annotated[Quantity, BeforeValidator(_quantity(units.BYTES, False))]
 BytesOrNone = Annotated[Quantity, BeforeValidator(_quantity(units.BYTES, True))]
@@ -116,6 +131,9 @@ Count = Annotated[Quantity, BeforeValidator(_quantity(units.COUNT, False))]
 Peaks = Annotated[dict[str, Compute], BeforeValidator(_peak_keys)]
 
 
+Sustained = Annotated[dict[str, Quantity], BeforeValidator(_sustained)]
+
+
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
@@ -123,7 +141,8 @@ class _File(BaseModel):
 class DeviceFile(_File):
     """One device file. Figures are of the whole chip or module unless the field ends in `_per_core` or stands in
     `per_device`; `omit` lists fields of the parent that this device does not take over; `exceptions` lists facts that
-    do not close against others, for a reason that their notes give."""
+    do not close against others, for a reason that their notes give. `sustained`: shares of the peaks by numeric family
+    and of the memory rate that somebody measured on this very device; a child does not take them over."""
 
     name: str = ""
     kind: DeviceKind | None = None
@@ -140,6 +159,7 @@ class DeviceFile(_File):
 
     peaks: Peaks = Field(default_factory=dict[str, Quantity])
     sparse_peaks: Peaks = Field(default_factory=dict[str, Quantity])
+    sustained: Sustained = Field(default_factory=dict[str, Quantity])
 
     mem_type: Text | None = None
     mem_stacks: Count | None = None
@@ -196,7 +216,7 @@ class DeviceFile(_File):
 
 
 STRUCTURE: Final = frozenset(
-    {"name", "kind", "inherits", "omit", "per_device", "exceptions", "system", "peaks", "sparse_peaks"}
+    {"name", "kind", "inherits", "omit", "per_device", "exceptions", "system", "peaks", "sparse_peaks", "sustained"}
 )
 FACT_FIELDS: Final = tuple(name for name in DeviceFile.model_fields if name not in STRUCTURE)
 
@@ -385,6 +405,7 @@ def merge(parent: DeviceFile, child: DeviceFile, parent_name: str) -> DeviceFile
             key: _inherited(peak, parent_name) for key, peak in theirs.items() if f"{table}.{key}" not in child.omit
         }
         values[table] = kept | getattr(child, table)
+    values |= {"sustained": child.sustained}
     values |= {"name": child.name, "inherits": child.inherits, "omit": child.omit}
     values |= {"kind": child.kind or parent.kind, "system": child.system or parent.system}
     values["per_device"] = tuple(sorted({*parent.per_device, *child.per_device}))

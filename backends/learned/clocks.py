@@ -22,6 +22,7 @@ from stablecast.backends.learned.rates import (
     chip_of,
     density_of,
     lanes_of,
+    memory_of,
     process_of,
 )
 
@@ -92,11 +93,12 @@ def make_rule(observations: Sequence[Observation], exponent: float, by_lanes: bo
             one.device.vendor,
             process_of(one.device),
             lanes_of(one.device),
-            density_of(one.device, one.family),
+            density_of(one.device, one.family) if one.family != MEMORY else None,
             density_of(one.device, "fp32"),
+            memory_of(one.device) if one.family == MEMORY else "",
         )
         for one in sorted(observations, key=lambda one: (one.family, one.device.name))
-        if one.family != MEMORY and one.device.kind == "gpu"
+        if one.device.kind == "gpu"
     )
     return Rule(anchors, exponent, by_lanes)
 
@@ -126,4 +128,16 @@ def rule_and_errors(observations: Sequence[Observation]) -> tuple[Rule, Mapping[
             by_chip.setdefault((chips[device], family), []).append(error)
         name = f"exponent {exponent:.3f}{', by lanes' if by_lanes else ''}"
         errors[name] = float(np.mean([np.mean(values) for values in by_chip.values()])) if by_chip else 0.0
+    errors["memory, by its kind"] = _memory_error(observations)
     return make_rule(observations, *FROZEN), errors
+
+
+def _memory_error(observations: Sequence[Observation]) -> float:
+    """The mean |log(ruled / measured)| of memory shares over left-out chips."""
+    found: dict[str, list[float]] = {}
+    own = [one for one in observations if one.family == MEMORY and one.device.kind == "gpu"]
+    for one in own:
+        ruled = make_rule([other for other in own if other.chip != one.chip], *FROZEN).memory_share(one.device)
+        if ruled is not None:
+            found.setdefault(one.chip, []).append(float(abs(np.log(ruled / one.share))))
+    return float(np.mean([np.mean(values) for values in found.values()])) if found else 0.0

@@ -12,6 +12,7 @@ import pytest
 from stablecast.backends import units
 from stablecast.backends.catalogue import Catalogue, HardwareFolder, format_list, format_show, split_count
 from stablecast.backends.device import Fact, Quantity
+from stablecast.backends.learned.rates import rates_for
 from stablecast.ir.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -236,6 +237,16 @@ def test_a_users_device_file(catalogue: Catalogue, tmp_path: Path) -> None:
     assert eight.network.size == 8
 
 
+def test_measured_shares_of_a_users_device(catalogue: Catalogue, tmp_path: Path) -> None:
+    """They come before the clock rule."""
+    path = write(tmp_path, MINIMAL + "sustained: {half: 0.71, memory: {value: 0.9, source: my notes}}\n")
+    device = catalogue.resolve(path).device
+    assert {key: share.value for key, share in device.sustained.items()} == {"half": 0.71, "memory": 0.9}
+    assert device.sustained["memory"].source == "my notes"
+    found = rates_for(device).shares
+    assert (found["half"].value, found["half"].measured, found["memory"].value) == (0.71, True, 0.9)
+
+
 def test_a_users_system_file(catalogue: Catalogue, tmp_path: Path) -> None:
     dims = (
         "dims:\n  - {name: fabric, kind: switch, rate: 100 GB/s, efficiency: 0.9, latency: 2 us, base_latency: 9 us}\n"
@@ -251,6 +262,8 @@ def test_a_users_system_file(catalogue: Catalogue, tmp_path: Path) -> None:
     ("text", "match"),
     [
         (MINIMAL + "mem_bandwith: 3 TB/s\n", "unknown field 'mem_bandwith'; did you mean mem_bandwidth"),
+        (MINIMAL + "sustained: {bf16: 0.7}\n", "field 'sustained': unknown family 'bf16'; known: fp32, tf32, half"),
+        (MINIMAL + "sustained: {half: 1.2}\n", "half is 1.2; a share of the peak is more than 0 and at most 1"),
         (MINIMAL.replace("3.35 TB/s", "3.35 TB"), "field 'mem_bandwidth': 'TB' does not fit here; write GB/s"),
         (MINIMAL.replace("3.35 TB/s", "-1 TB/s"), "field 'mem_bandwidth': must be more than zero"),
         (MINIMAL.replace("3.35 TB/s", "0 TB/s"), "must be more than zero"),

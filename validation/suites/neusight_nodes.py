@@ -24,6 +24,8 @@ FLOAT_BYTES: Final = 4
 _VIEWS: Final = frozenset({"getitem", "misc", "output", "split"})
 _UNTYPED_STREAMS: Final = frozenset({"max", "masked", "where", "sub", "mul", "add", "div", "neg", "truediv"})
 """First words of names of untyped nodes that pass over memory where their result is large."""
+_OTHER_LOOKS: Final = frozenset({"view", "reshape", "permute", "transpose"})
+"""First words of names of views whose readers' gradients are summed."""
 _HOST: Final = ("size", "getattr", "dim", "output")
 _LARGE: Final = 1 << 16
 _COMPILED: Final = ("compiled",)
@@ -120,10 +122,13 @@ def backward_kernels(device: Device, node: Node) -> list[KernelRow]:
 
 
 def _gradients(device: Device, node: Node) -> list[KernelRow]:
-    if node.op in _VIEWS or not node.backward or not node.forward:
+    looks = node.op in _VIEWS and node.word in _OTHER_LOOKS and node.elements >= _LARGE
+    if not looks and (node.op in _VIEWS or not node.backward or not node.forward):
         return []
     back = sum(not name.startswith(_HOST) for name in node.readers)
     sums = [specs.elementwise(device, "f32", node.elements)] * (back - 1) if node.is_large else []
+    if looks:
+        return sums
     return [*sums, *_own_gradients(device, node)]
 
 

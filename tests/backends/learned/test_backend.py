@@ -14,7 +14,7 @@ from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Quantity
 from stablecast.backends.learned import LearnedBackend
 from stablecast.backends.learned.calibration import Calibration, parse_gemm, read_calibration
-from stablecast.backends.learned.rates import MODELS, Anchor, Measured, Rule, rates_for
+from stablecast.backends.learned.rates import MODELS, Anchor, Measured, Rule, rates_for, trend_at
 from stablecast.backends.learned.store import Model, model_keys, read_model, write_model
 from stablecast.backends.pricing import price
 from stablecast.backends.registry import Choice
@@ -170,10 +170,8 @@ def test_predicting_does_not_import_scikit_learn() -> None:
 def test_time_of_timing_follows_the_years() -> None:
     """Twice as fast hosts in four years; a table that knows the device says how it lies beside that trend."""
     catalogue = Catalogue()
-    known = {
-        "table add": {"p100-pcie": 4e-5, "a100-pcie-40gb": 2e-5},
-        "table ln": {"p100-pcie": 8e-5, "a100-pcie-40gb": 4e-5},
-    }
+    add = {"p100-pcie": 4e-5, "t4": 4e-5 / 2**0.5, "a100-pcie-40gb": 2e-5}
+    known = {"table add": add, "table ln": {name: 2 * value for name, value in add.items()}}
     h100, a100 = catalogue.device("h100-sxm"), catalogue.device("a100-pcie-40gb")
     times = Measured({}, Rule((), 0.0), known)
     assert times.extra_s("table add", a100) == 2e-5
@@ -191,3 +189,24 @@ def test_shares_of_the_vendor_come_first() -> None:
         for name, share, vendor, process in (("a", 0.9, "NVIDIA", "12 nm"), ("b", 0.8, "NVIDIA", "7 nm"), ("c", 0.6, "AMD", "14 nm"))
     ]  # fmt: skip
     assert Rule(tuple(anchors), 0.5).share(catalogue.device("mi100"), "fp32") == pytest.approx(0.6)
+
+
+def test_memory_shares_of_unseen_boards() -> None:
+    """By hand: the same chip, else the vendor's boards with the same kind of memory; folding follows the years."""
+    catalogue = Catalogue()
+    rule = Rule(
+        tuple(
+            Anchor("memory", share, name, chip, "NVIDIA", "", 64, None, None, kind)
+            for name, chip, share, kind in (("a", "ga100", 0.9, "HBM"), ("b", "b", 0.8, "HBM"), ("c", "c", 0.5, "GDDR"))
+        ),
+        0.0,
+    )
+    assert rule.memory_share(catalogue.device("a100-pcie-80gb")) == pytest.approx(0.9)
+    assert rule.memory_share(catalogue.device("h100-sxm")) == pytest.approx(0.85)
+    assert rule.memory_share(catalogue.device("rtx-4090")) == pytest.approx(0.5)
+    assert trend_at([(2016, 1.0), (2018, 2.0), (2020, 3.0)], 2022) == pytest.approx(4.0)
+    assert trend_at([(2016, 1.0), (2018, 2.0), (2020, 3.0)], 2030) == pytest.approx(4.0)
+    assert trend_at([(2016, 1.0), (2018, 3.0)], 2022) == pytest.approx(2.0)
+    shares = rates_for(catalogue.device("h100-sxm")).shares
+    assert 0.65 < shares["reduce"].value < shares["memory"].value
+    assert "reduce" not in rates_for(catalogue.device("a100-pcie-80gb")).shares
