@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 
 from stablecast.backends import kernel_specs as specs
+from stablecast.backends.analytical.classes import watts_per_tflops
 from stablecast.backends.analytical.constants import CONSTANTS_FILE, read_constants
 from stablecast.backends.analytical.fitting import SEED, Fit, Measured
 from stablecast.backends.catalogue import Catalogue
@@ -70,7 +71,13 @@ _LAYERS: Final = {
 _SERVING: Final = (
     ("tpu_v6e_layers", {"TPU-v6e-1": "tpu-v6e"}, ("latency_ns", 1e-9), "tpu"),
     ("gpu_dense", {"RTX4090": "rtx-4090", "RTXPRO6000": "rtx-pro-6000-workstation"}, ("time_us", 1e-6), "half"),
+    ("gpu_v0_layers", {"RTX3090": "rtx-3090"}, ("latency_ns", 1e-9), "half.eager"),
+    ("gpu_v0_layers", {"A6000": "a6000"}, ("latency_ns", 1e-9), ""),
 )
+EAGER: Final = "half.eager"
+"""A stage of one architecture, whose share stays out of the median of all."""
+EAGER_TOKENS: Final = 512
+"""Fewest tokens of a layer that was timed eagerly: the host's gaps are a small share from here."""
 _ROWWISE: Final = ("softmax", "ln")
 _BINARY: Final = ("add", "mul", "div", "pow")
 _PLAIN_ACTIVATIONS: Final = ("relu", "leaky_relu", "parametric_relu", "linear")
@@ -266,7 +273,10 @@ class Tables:
             records = [
                 r
                 for r in self.read(f"llmservingsim/{table}.csv.gz")
-                if r["layer"] in _LAYERS and r["model"].endswith("Llama-3.1-8B") and r.get("tp", "1") == "1"
+                if r["layer"] in _LAYERS
+                and r["model"].endswith("Llama-3.1-8B")
+                and r.get("tp", "1") == "1"
+                and (not table.startswith("gpu_v0") or (r["tp_size"] == "1" and r.number("tokens") >= EAGER_TOKENS))
             ]
             for name, device in names.items():
                 kept = [r for r in records if r["device"] == name]
@@ -342,6 +352,7 @@ STAGES: Final[Sequence[tuple[str, str, tuple[str, ...], tuple[str, ...]]]] = (
         ("sustained.half", "share.matmul"),
         (*(f"tile.{area}" for area in AREAS[1:]), "waves.tile", "fill.tile", "split", "overlap"),
     ),
+    ("half.eager", "gpu", ("sustained.half",), ()),
     ("tf32", "gpu", ("sustained.tf32",), ()),
     ("byte", "gpu", ("sustained.byte",), ()),
     ("fma", "gpu", ("sustained.fma",), (*(f"fma.{area}" for area in AREAS), "waves.fma")),
@@ -366,7 +377,7 @@ COPIES: Final = (
 _KINDS: Final = ("gpu", "tpu", "cpu")
 _BEGIN, _END = "<!-- errors: begin -->", "<!-- errors: end -->"
 RANGES: Final = (
-    ("gpu", "matmul", ("half", "tf32", "byte", "fma")),
+    ("gpu", "matmul", ("half", "half.eager", "tf32", "byte", "fma")),
     ("gpu", "convolution", ("conv.half", "conv.fma")),
     ("gpu", "stream", ("stream",)),
     ("gpu", "reduce", ("reduce",)),
@@ -392,11 +403,11 @@ def fit_all(datas: Sequence[Measured], fit: Fit) -> None:
         for key, name in names:
             used = [data for data in chosen if key in (kind, data.key)]
             fit.sources[key, name] = _source(fit, used)
-        for name in own:
+        for name in own if stage != EAGER else ():
             fit.values[kind][name] = float(np.median([fit.values[key][name] for key in keys]))
             fit.sources[kind, name] = f"median of {', '.join(keys)}"
         _set_launches(fit, stage, kind, chosen)
-        _set_power(fit, chosen if stage == "half" else [])
+        _set_power(fit, stage, kind, chosen)
     for target, source in COPIES:
         for key, section in fit.values.items():
             if source in section and key != "cpu" and (key == "gpu" or target.startswith("share")):
@@ -449,13 +460,22 @@ def _set_launches(fit: Fit, stage: str, kind: str, chosen: Sequence[Measured]) -
         fit.sources[kind, "launch"] = f"median of {', '.join(sorted({data.key for data in graphs}))}"
 
 
-def _set_power(fit: Fit, chosen: Sequence[Measured]) -> None:
-    """Watts for each TFLOP/s of the f32 lanes of the board that `sustained.half` was measured on."""
+def _set_power(fit: Fit, stage: str, kind: str, chosen: Sequence[Measured]) -> None:
+    """Watts for each TFLOP/s of the boards that `sustained.half` and `sustained.fma` were measured on.
+
+    Of the 16-bit matrix units of the last table's board, of the f32 lanes of the one with most.
+    """
+    if stage not in ("half", EAGER, "fma"):
+        return
+    name, unit = ("power.fma", "f32 vector") if stage == "fma" else ("power", "16-bit")
     for data in chosen:
-        tdp, lanes = data.device.tdp_w, data.device.vector_flops.get("f32")
-        if tdp and lanes:
-            fit.values[data.key]["power"] = 1e12 * tdp.value / lanes.value
-            fit.sources[data.key, "power"] = f"derived: board power in W / f32 vector TFLOP/s of {data.device.name}"
+        watts = watts_per_tflops(data.device, stage)
+        if watts and (stage != "fma" or watts > fit.values[data.key].get(name, 0.0)):
+            fit.values[data.key][name] = watts
+            fit.sources[data.key, name] = f"derived: board power in W / {unit} TFLOP/s of {data.device.name}"
+    if stage == "fma":
+        fit.values[kind]["typical.fma"] = fit.values[kind]["sustained.fma"]
+        fit.sources[kind, "typical.fma"] = fit.sources[kind, "sustained.fma"]
 
 
 def _set_ranges(fit: Fit, datas: Sequence[Measured]) -> None:

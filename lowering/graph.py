@@ -277,6 +277,8 @@ class _Builder:
         producer = graph.producer[value]
         if producer == EXTERNAL or graph.ops[producer].name != _TRANSPOSE:
             return EXTERNAL
+        if graph.ops[producer].result_type != op.operand_types[0]:
+            return EXTERNAL  # the same elements in another shape
         first = graph.ops[producer].attrs["permutation"]
         restored = [first[dim] for dim in op.attrs["permutation"]]
         return graph.inputs[producer][0] if restored == sorted(restored) else EXTERNAL

@@ -43,6 +43,9 @@ _STEP_ANNOTATIONS: Final = ("ProfilerStep#", "nccl:")
 _NAMESPACES: Final = frozenset({"aten", "prims", "torchvision", "fbgemm"})
 _HLO_SHAPE: Final = re.compile(r"\b[a-z]+\d*\w*\[([\d,]*)\]")
 
+_CONVOLUTION, _ADD = "aten::convolution", "aten::add"
+"""The bias of a convolution is added by another operator on a GPU."""
+
 Shape = tuple[int, ...]
 
 
@@ -277,6 +280,8 @@ class _Walk:
         time = self._time[node.row] * count
         klass = _CLASSES.get(str(row.klass), MeasuredClass.OTHER)
         op = _operator(row.label) or _operator(parse_scope(node.scope).op)
+        if klass is MeasuredClass.ELEMENTWISE and op == _CONVOLUTION:
+            op = _ADD
         if klass is MeasuredClass.COPY and op and not launches_nothing(op):
             klass = class_of_operator(op)
         label = f"{row.klass} {row.shape}" if row.modelled else row.label or str(row.klass)

@@ -175,14 +175,28 @@ def _product_time(rows: Rows, mask: BoolArray, device: Device, constants: Consta
 def sustained(family: str, device: Device, constants: Constants) -> float:
     """Share of the peak that large products of a family reach on `device`.
 
-    A board with less power than the measured one of its architecture (`power`: watts for each TFLOP/s of its f32
-    lanes) runs its matrix units at a clock lower by the cube root of the ratio: power grows with the clock cubed.
+    A board with less power than the measured one of its architecture (`power`: watts for each TFLOP/s of its 16-bit
+    matrix units) runs these at a clock lower by the cube root of the ratio: power grows with the clock cubed. Plain FMA
+    products of an architecture that was measured on a board with little power (`power.fma`: watts for each TFLOP/s of
+    its f32 lanes) are faster on one with more, up to what is typical of all architectures.
     """
-    share, measured = constants[f"sustained.{family}"], constants.by_name.get("power")
-    lanes = device.vector_flops.get("f32")
-    if family == "fma" or measured is None or device.tdp_w is None or lanes is None:
+    share = constants[f"sustained.{family}"]
+    measured = constants.by_name.get("power.fma" if family == "fma" else "power")
+    watts = watts_per_tflops(device, family)
+    if measured is None or watts is None:
         return share
-    return share * min(1.0, 1e12 * device.tdp_w.value / lanes.value / measured.value) ** (1.0 / 3.0)
+    factor = (watts / measured.value) ** (1.0 / 3.0)
+    if family == "fma":
+        return max(share, min(share * factor, constants["typical.fma"]))
+    return share * min(1.0, factor)
+
+
+def watts_per_tflops(device: Device, family: str) -> float | None:
+    """Board power over the dense 16-bit peak in TFLOP/s (`fma`: over the f32 lanes'), None where either is unknown."""
+    peak = device.matrix_flops.get("fp16") or device.matrix_flops.get("bf16")
+    if family == "fma":
+        peak = device.vector_flops.get("f32")
+    return 1e12 * device.tdp_w.value / peak.value if device.tdp_w and peak else None
 
 
 def _channel_padding(channels: FloatArray) -> FloatArray:

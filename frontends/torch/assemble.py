@@ -59,7 +59,12 @@ def workload(session: Session, out: Any, source: str, name: str, stage_notes: Se
     for label, group in graph.groups.items():
         graph.groups[label] = Group(group.name, group.ranks, axes_of(group.ranks, session.axes, session.rank))
     settings = Settings(
-        name, session.axes, session.rank, torch.get_float32_matmul_precision() == "highest", Decomposer()
+        name,
+        session.axes,
+        session.rank,
+        torch.get_float32_matmul_precision() == "highest",
+        not torch.backends.cudnn.allow_tf32,
+        Decomposer(),
     )
     emitted = Emitter(graph, settings).run([slot.named.name for slot in slots], aliases, names)
     session.faults += [f"{op} ({held.count}x): {held.reason}" for op, held in emitted.faults.items()]

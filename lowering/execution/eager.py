@@ -13,6 +13,7 @@ from stablecast.lowering.categories import Category
 from stablecast.lowering.execution.composites import composite_attention
 from stablecast.lowering.execution.ordering import group_of
 from stablecast.lowering.execution.plan import Plan, plan_pass
+from stablecast.lowering.execution.xla import GPU_PLATFORMS
 from stablecast.lowering.graph import EXTERNAL, Graph
 from stablecast.lowering.group import Group
 
@@ -103,7 +104,46 @@ def _kernels(plan: Plan, launch: int, nodes: list[int], views: set[int]) -> list
     attention = composite_attention(graph, nodes)
     if attention is not None and not plan.flash:
         return [_made(graph, launch, [node], views) for node in nodes]
+    if any(graph.categories[node] is Category.CONV for node in nodes):
+        return [_made(graph, launch, part, views) for part in _convolutions(plan, nodes, views)]
     return [_made(graph, launch, nodes, views, attention)]
+
+
+def _convolutions(plan: Plan, nodes: Sequence[int], views: set[int]) -> list[list[int]]:
+    """The kernels of a call that convolves: one for each convolution, with what leads up to it and what follows.
+
+    A gradient's call has one to the image and one to the filter, and sums that of the bias by itself. On a GPU, a bias
+    is added by a kernel of its own.
+    """
+    graph = plan.graph
+    parts: dict[int, list[int]] = {}
+    owner: dict[int, int] = {}
+    for node in nodes:
+        before = next((owner[p] for p in _producers(graph, node, views) if p in owner), -1)
+        if graph.categories[node] is Category.CONV:
+            owner[node] = node
+        elif before >= 0 and not (plan.target.platform in GPU_PLATFORMS and graph.ops[node].name == "stablehlo.add"):
+            owner[node] = before
+    for node in reversed(nodes):
+        for producer in _producers(graph, node, views):
+            if node in owner and producer in nodes:
+                owner.setdefault(producer, owner[node])
+    for node in nodes:
+        parts.setdefault(owner.get(node, -1), []).append(node)
+    return sorted(parts.values(), key=max)
+
+
+def _producers(graph: Graph, node: int, views: set[int]) -> list[int]:
+    """What makes the operands of `node`, seen through views."""
+    found: list[int] = []
+    stack = list(graph.inputs[node])
+    while stack:
+        producer = graph.producer[stack.pop()]
+        if producer != EXTERNAL and producer in views:
+            stack += graph.inputs[producer]
+        elif producer != EXTERNAL:
+            found.append(producer)
+    return found
 
 
 def _made(

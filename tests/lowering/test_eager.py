@@ -145,3 +145,31 @@ def test_copies_that_stride_fetch_whole_sectors() -> None:
     workload = capture_torch(None, step, [torch.zeros(2, 64, 128)])
     table = Session(workload, Options(exec="eager")).device_program(Catalogue().resolve("h100-sxm").device).table
     assert {row.bytes_read / row.bytes_written for row in table.rows} == {1, 8}
+
+
+def test_convolutions_are_kernels_of_their_own() -> None:
+    """On a GPU the bias is added by a kernel of its own; a gradient's call makes one kernel for each of the three."""
+    torch = pytest.importorskip("torch")
+    from stablecast import capture_torch
+    from stablecast._predict import Options, Session
+    from stablecast.backends.catalogue import Catalogue
+    from stablecast.ir.device_program import Kernel
+    from stablecast.ir.kernels import KernelClass
+
+    def build() -> Any:
+        return torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.Conv2d(16, 8, 3, stride=2))
+
+    def step(model: Any, x: Any) -> Any:
+        loss = model(x).pow(2).sum()
+        loss.backward()
+        return [loss, *(parameter.grad for parameter in model.parameters())]
+
+    session = Session(capture_torch(build, step, (torch.zeros(2, 8, 32, 32),)), Options(exec="eager"))
+    device = Catalogue().device("a100-sxm-40gb")
+    program = session.device_program(device)
+    classes = [program.table.rows[node.row].klass for node in program.body if isinstance(node, Kernel)]
+    assert classes[:4] == [KernelClass.CONVOLUTION, KernelClass.ELEMENTWISE] * 2
+    assert classes.count(KernelClass.CONVOLUTION) == 2 + 2 + 1, "the first has no gradient to its image"
+    assert {row.math for row in program.table.rows if row.klass == KernelClass.CONVOLUTION} == {"tf32"}
+    sums = [row.shape for row in program.table.rows if row.klass == KernelClass.REDUCTION]
+    assert len(sums) == 3, f"of the loss and of both biases: {sums}"

@@ -83,7 +83,7 @@ class Builder:
         self.func = func
         self.count = 0
         self.constants: dict[Any, Val] = {}
-        self.highest = False
+        self.highest = self.highest_convolutions = False
         self._types: dict[tuple[tuple[int, ...], str], Any] = {}
         self._elements: dict[str, Any] = {}
         self._ints: dict[tuple[int, ...], Any] = {}
@@ -364,9 +364,9 @@ class Builder:
         )
         return self.done(made, shape, out)
 
-    def precision(self, dtype: str) -> Any:
-        """torch multiplies f32 in full unless told otherwise; other types have one way only."""
-        if dtype != "f32" or not self.highest:
+    def precision(self, dtype: str, *, convolution: bool = False) -> Any:
+        """torch multiplies f32 matrices in full unless told otherwise, and convolves in TF32; others have one way."""
+        if dtype != "f32" or not (self.highest_convolutions if convolution else self.highest):
             return None
         return self.ir.ArrayAttr.get([self.hlo.PrecisionAttr.get("HIGHEST")] * 2)
 

@@ -45,7 +45,7 @@ def convolve(
         padding=e.ir.DenseIntElementsAttr.get(np.array(pads, dtype=np.int64).reshape(rank, 2)),
         lhs_dilation=e.ints(lhs),
         rhs_dilation=e.ints(rhs),
-        precision_config=e.precision(x.dtype),
+        precision_config=e.precision(x.dtype, convolution=True),
     )
     return e.done(op.result, shape, x.dtype)
 

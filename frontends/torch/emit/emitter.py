@@ -36,13 +36,15 @@ class Settings:
     """What emission must know beside the graph.
 
     `axes`: mesh axes, major to minor; empty for one device. `rank`: whose program it is. `highest`: f32 products ask
-    for full precision (torch's default). `decomposer`: for ops without an emitter.
+    for full precision (torch's default); `highest_convolutions`: f32 convolutions do (torch's default is TF32).
+    `decomposer`: for ops without an emitter.
     """
 
     name: str = "step"
     axes: tuple[tuple[str, int], ...] = ()
     rank: int = 0
     highest: bool = True
+    highest_convolutions: bool = False
     decomposer: Decomposer | None = None
 
 
@@ -76,7 +78,7 @@ class Emitter(Builder):
         registry.register_all()
         self.graph = graph
         self.settings = settings
-        self.highest = settings.highest
+        self.highest, self.highest_convolutions = settings.highest, settings.highest_convolutions
         self.outs: tuple[Spec | None, ...] = ()
         self.op = ""
         self.unlowered: dict[str, Unlowered] = {}

@@ -133,8 +133,9 @@ def test_architecture_keys(name: str, key: str, devices: dict[str, Device]) -> N
 
 def test_like_takes_the_other_architecture_first(devices: dict[str, Device]) -> None:
     ampere, board = constants_for(devices["a100-sxm-80gb"]), constants_for(devices["a40"])
-    assert board["sustained.half"] == ampere["sustained.half"]
-    assert (board.measured, board.like, ampere.measured) == (False, "sm_80", True)
+    assert board["attention.forward"] == ampere["attention.forward"]
+    assert board["sustained.half"] != ampere["sustained.half"], "its own, of an RTX 3090"
+    assert (board.measured, board.like, ampere.measured) == (True, "sm_80", True)
 
 
 def test_a_board_with_less_power_sustains_less(devices: dict[str, Device]) -> None:
@@ -143,6 +144,10 @@ def test_a_board_with_less_power_sustains_less(devices: dict[str, Device]) -> No
     # 300 W beside 400 W: cube root of 3/4
     assert shares[1] / shares[0] == pytest.approx(0.75 ** (1 / 3), rel=1e-3)
     assert sustained("fma", pcie, constants_for(pcie)) == constants_for(pcie)["sustained.fma"]
+    half_rate, full_rate = devices["rtx-3090"], devices["a6000"]
+    shares = [sustained("half", device, constants_for(device)) for device in (half_rate, full_rate)]
+    # 350 W for 71 TFLOP/s beside 300 W for 155
+    assert shares[1] / shares[0] == pytest.approx((1.938 / 4.916) ** (1 / 3), rel=1e-3)
 
 
 def test_a_hundred_thousand_rows_in_a_fifth_of_a_second() -> None:
