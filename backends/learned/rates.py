@@ -100,8 +100,8 @@ class Rule:
     """Sustained share of a GPU that nobody measured, from measured ones (`anchors`) and its data sheet.
 
     A device of the same chip, else of the same vendor and process, nearest in watts per FLOP/s: its share times the
-    ratio of these watts to the power `exponent` (dynamic power grows with the cube of the clock), at most 1. Across
-    processes a FLOP costs less energy each time, so that the watts say nothing: then the median over chips of the
+    ratio of these watts to the power `exponent` (dynamic power grows with the cube of the clock), at most 1; plain
+    FP32 at most what the best measured device with as many lanes a core sustains (issue slots bound it). Across processes a FLOP costs less energy each time, so that the watts say nothing: then the median over chips of the
     family, those of the vendor where there are any (whose library and power management it shares), for `fp32` over
     those with as many f32 lanes a core (with twice the lanes for each scheduler, loads take
     issue slots from multiply-adds), if `by_lanes`. Where devices of the process were measured in another family, it
@@ -129,10 +129,15 @@ class Rule:
             known = [anchor for anchor in near if anchor.density]
             if known and density:
                 best = min(known, key=lambda anchor: abs(math.log(density / (anchor.density or 1.0))))
-                return min(1.0, best.share * (density / (best.density or 1.0)) ** self.exponent)
+                return min(self._ceiling(own, device), best.share * (density / (best.density or 1.0)) ** self.exponent)
         own = [anchor for anchor in own if anchor.vendor == device.vendor] or own
         alike = [anchor for anchor in own if anchor.lanes == lanes_of(device)]
         return self._power(device) * _median_by_chip(alike if family == "fp32" and self.by_lanes and alike else own)
+
+    def _ceiling(self, own: Sequence[Anchor], device: Device) -> float:
+        """Past all power, issue slots bound plain FP32: no more than the best board with as many lanes a core."""
+        alike = [anchor.share for anchor in own if anchor.family == "fp32" and anchor.lanes == lanes_of(device)]
+        return max(alike, default=1.0)
 
     def memory_share(self, device: Device) -> float | None:
         """The share of the memory rate that streams reach, None where no GPU was measured."""

@@ -210,3 +210,14 @@ def test_memory_shares_of_unseen_boards() -> None:
     shares = rates_for(catalogue.device("h100-sxm")).shares
     assert 0.65 < shares["reduce"].value < shares["memory"].value
     assert "reduce" not in rates_for(catalogue.device("a100-pcie-80gb")).shares
+
+
+def test_power_does_not_buy_issue_slots() -> None:
+    """A board of the same chip with far more watts: no more than the best board with as many lanes a core."""
+    device = Catalogue().device("a100-sxm-40gb")
+    anchors = (
+        Anchor("fp32", 0.85, "a", "ga100", "NVIDIA", "7 nm", 64, 5.0, 5.0),
+        Anchor("fp32", 0.9, "b", "b", "NVIDIA", "12 nm", 64, 5.0, 5.0),
+        Anchor("fp32", 0.99, "c", "c", "NVIDIA", "12 nm", 128, 5.0, 5.0),
+    )
+    assert Rule(anchors, 1 / 3).share(device, "fp32") == pytest.approx(0.9)
