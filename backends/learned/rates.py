@@ -100,12 +100,13 @@ class Rule:
     """Sustained share of a GPU that nobody measured, from measured ones (`anchors`) and its data sheet.
 
     A device of the same chip, else of the same vendor and process, nearest in watts per FLOP/s: its share times the
-    ratio of these watts to the power `exponent` (dynamic power grows with the cube of the clock), at most 1; plain
-    FP32 at most what the best measured device with as many lanes a core sustains (issue slots bound it). Across processes a FLOP costs less energy each time, so that the watts say nothing: then the median over chips of the
-    family, those of the vendor where there are any (whose library and power management it shares), for `fp32` over
-    those with as many f32 lanes a core (with twice the lanes for each scheduler, loads take
-    issue slots from multiply-adds), if `by_lanes`. Where devices of the process were measured in another family, it
-    is lowered for one with fewer watts for each f32 lane than the nearest of them.
+    ratio of these watts to the power `exponent` (dynamic power grows with the cube of the clock), at most 1; plain FP32
+    at most what the best measured device with as many lanes a core sustains (issue slots bound it). Across processes a
+    FLOP costs less energy each time, so that the watts say nothing: then the median over chips of the family, those of
+    the vendor where there are any (whose library and power management it shares), for `fp32` over those with as many
+    f32 lanes a core (with twice the lanes for each scheduler, loads take issue slots from multiply-adds), if
+    `by_lanes`. Where devices of the process were measured in another family, it is lowered for one with fewer watts for
+    each f32 lane than the nearest of them.
 
     The share of the memory rate: that of the same chip, else the median over chips of the vendor with the same kind of
     memory (HBM, GDDR).
