@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from stablecast.backends import kernel_specs as specs
 from stablecast.backends.collectives import CollectiveModel
 from stablecast.backends.device import Device
 from stablecast.backends.learned.rates import read_measured
@@ -229,8 +230,9 @@ def _group(record: Record) -> str:
 def _parallel(data: Data, option: str, device: str, graph: Graph, passes: Sequence[Any]) -> list[float]:
     """Time, low and high of a step: passes one after the other, and what communication adds.
 
-    `dp4`: gradients are summed while the backward pass runs. `tp4`: every sum waits. `pp4_M`: M microbatches through
-    four stages, forward and backward.
+    `dp4`: Megatron-LM, with which these ran, sums all gradients in one buffer after the backward pass and divides them
+    by the replicas, unless told to overlap (`--overlap-grad-reduce`, off by default). `tp4`: every sum waits.
+    `pp4_M`: M microbatches through four stages, forward and backward.
     """
     total: Any = np.sum(passes, axis=0)
     if not option.startswith(("dp", "tp", "pp")):
@@ -243,10 +245,13 @@ def _parallel(data: Data, option: str, device: str, graph: Graph, passes: Sequen
         if kind in _COMMUNICATION
     ]
     model = CollectiveModel(data.catalogue.resolve(f"{_SYSTEMS[device]}:{_WORKERS}"))
+    if option.startswith("dp"):
+        held = sum(nbytes * count for _, nbytes, count, _ in parts)
+        found = data.catalogue.device(device)
+        mean = _sums(data, found, [[specs.elementwise(found, "f32", held // FLOAT_BYTES, 1, 1)]], "gradients' mean")
+        return [float(value) for value in total + mean[0] + np.array(_communication(model, "ALLREDUCE", held))]
     times = np.array([_communication(model, kind, nbytes) for kind, nbytes, _, _ in parts]).reshape(-1, 3)
     spent = (times * np.array([[count] for _, _, count, _ in parts])).sum(axis=0)
-    if option.startswith("dp"):
-        return [float(value) for value in passes[0] + np.maximum(passes[1], spent)]
     if option.startswith("pp"):
         micro = int(option.rpartition("_")[2])
         stage = total / _WORKERS
