@@ -211,6 +211,11 @@ def measure(events: TraceEvents, *, device: int | None = None, step: str = "") -
         events = host_work(events)
     busy = events.on_device & events.is_a(*DEVICE_WORK)
     devices = np.unique(events.device_index[busy]).tolist()
+    if not devices and len(events) and not events.duration_s.any():
+        raise InputError(
+            f"{events.source} says what was called and not how long it took",
+            "give the Kineto trace of the run, and this one with --host-trace; `predict` takes it alone",
+        )
     if not devices:
         raise InputError(f"{events.source} holds no work of a device", "profile with device activities switched on")
     chosen = devices[0] if device is None else device

@@ -58,7 +58,8 @@ def report_html(report: ValidationReport) -> str:
 
 def _summary(report: ValidationReport) -> str:
     run, found = report.run, report.prediction
-    text = f"measured {seconds(run.mean_step_s)} a step, {len(run.steps)} steps by {html.escape(run.step_basis)}"
+    count = f"{len(run.steps)} step" + ("" if len(run.steps) == 1 else "s")
+    text = f"measured {seconds(run.mean_step_s)} a step, {count} by {html.escape(run.step_basis)}"
     if found is not None and report.matching is not None:
         text += f"; predicted {seconds(found.step_time_s)} on {found.devices} x {html.escape(found.system)}"
         text += f"; {percent(report.matching.matched_share)} of the measured device time is matched"

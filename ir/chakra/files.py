@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self, cast
+from typing import BinaryIO, Self
 
 from stablecast.ir.chakra.jsonform import nodes_of_json
 from stablecast.ir.chakra.schema import Node, TraceMetadata
@@ -103,16 +103,17 @@ def is_gzip(path: Path) -> bool:
         return stream.read(2) == b"\x1f\x8b"
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path) -> BinaryIO | gzip.GzipFile:
     try:
-        return cast(BinaryIO, gzip.open(path, "rb")) if is_gzip(path) else path.open("rb", buffering=0)
+        return gzip.GzipFile(path, "rb") if is_gzip(path) else path.open("rb", buffering=0)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
 
 
-def _read(stream: BinaryIO, size: int, path: Path) -> bytes:
+def _read(stream: BinaryIO | gzip.GzipFile, size: int, path: Path) -> bytes:
+    """At most `size` bytes; of a compressed file that is cut off, all that it gives come before the error."""
     try:
-        return stream.read(size) or b""
+        return (stream.read1(size) if isinstance(stream, gzip.GzipFile) else stream.read(size)) or b""
     except EOFError:
         raise TraceError("truncated file", f"{path}: the compressed data is cut off") from None
     except (gzip.BadGzipFile, zlib.error) as error:

@@ -52,6 +52,16 @@ def test_truncated_gzip(tmp_path: Path) -> None:
     assert "compressed data is cut off" in events.damage
 
 
+def test_truncated_chakra(traces: Path, tmp_path: Path) -> None:
+    """All nodes before the place where the compressed data ends."""
+    packed = (traces / "chakra" / "chakra_rank0.et.gz").read_bytes()
+    path = tmp_path / "cut.et.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    events = read_trace(path)
+    assert 1000 < len(events) < 3664
+    assert "the compressed data is cut off" in events.damage
+
+
 def test_broken_record_is_skipped(tmp_path: Path) -> None:
     text = _trace(100).replace('"k3"', '"k\\q3"', 1)
     path = tmp_path / "broken.json"
