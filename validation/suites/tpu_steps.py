@@ -56,7 +56,7 @@ def _recipe(data: Data, record: Record) -> list[Row]:
         why = f"{batch} sequences cannot be split over {devices} devices"
     elif data.examples is None:
         why = "the example programs are not at hand"
-    if why:
+    if why or data.examples is None:
         data.notes.append(f"tpu-steps: {name} on {chips} chips is left out: {why}")
         return []
     settings = [f"size={size}", f"fsdp={devices}", f"batch={batch}", f"seq={seq}"]

@@ -52,7 +52,7 @@ def test_truncated_gzip(tmp_path: Path) -> None:
     assert "compressed data is cut off" in events.damage
 
 
-def test_truncated_chakra(traces: Path, tmp_path: Path) -> None:
+def test_truncated_compressed_chakra(traces: Path, tmp_path: Path) -> None:
     """All nodes before the place where the compressed data ends."""
     packed = (traces / "chakra" / "chakra_rank0.et.gz").read_bytes()
     path = tmp_path / "cut.et.gz"
