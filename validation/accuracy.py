@@ -6,7 +6,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -260,6 +260,23 @@ def run_accuracy(
     if not rows:
         raise InputError(f"{folder} holds no data of any suite", "; ".join(skipped.values())[:400])
     return AccuracyReport(tuple(rows), str(parse_choice(backend)), skipped, tuple(notes), hashes, model_hash(), walls)
+
+
+def beside(report: AccuracyReport, other: AccuracyReport) -> AccuracyReport:
+    """`report` with the predictions of `other`, another backend's run of the same suites, among the peers."""
+    theirs: dict[tuple[str, ...], list[float]] = {}
+    for row in other.rows:
+        theirs.setdefault(_row_key(row), []).append(row.predicted_s)
+    rows: list[Row] = []
+    for row in report.rows:
+        found = theirs.get(_row_key(row))
+        rows.append(replace(row, peers={**row.peers, other.backend: found.pop(0)}) if found else row)
+    walls = {name: wall + other.walls_s.get(name, 0.0) for name, wall in report.walls_s.items()}
+    return replace(report, rows=tuple(rows), walls_s=walls)
+
+
+def _row_key(row: Row) -> tuple[str, ...]:
+    return row.suite, row.path, row.group, row.item, row.device
 
 
 def _tell(progress: Callable[[str], None], place: str, what: str) -> None:

@@ -1,6 +1,7 @@
 """`validate` and `accuracy`: predictions against measurements."""
 
 import json as jsonlib
+from functools import reduce
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,10 @@ from stablecast.cli.app import app
 from stablecast.ir.errors import InputError
 
 _LOG = Path("docs") / "accuracy_log.csv"
+_SUITES = (
+    "One, several with commas, or all: neusight, hespas, tpu-v4, tpu-steps, vtrain, torchtitan, gemm, collectives, "
+    "timm, deepbench, vidur, llmcompass."
+)
 Traces = Annotated[
     list[str],
     typer.Argument(
@@ -81,9 +86,13 @@ def validate(
 
 @app.command()
 def accuracy(
-    suite: Annotated[str, typer.Option("--suite", help="A suite, several with commas, or all.")] = "all",
+    suite: Annotated[str, typer.Option("--suite", metavar="SUITE", help=_SUITES)] = "all",
     data: Annotated[Path, typer.Option("--data", help="Folder of the measurements.")] = Path("../shared/data"),
     backend: opt.Backend = "analytical",
+    others: Annotated[
+        str,
+        typer.Option("--beside", metavar="BACKENDS", help="More backends, with commas, shown as peers."),
+    ] = "",
     measured_gemm: opt.MeasuredGemm = [],
     calibration: opt.CalibrationFile = None,
     rows: Annotated[
@@ -100,17 +109,18 @@ def accuracy(
     """How far predictions are from public measurements, a table a suite, peers' own predictions beside them."""
     opt.one_format(json, csv)
     from stablecast.backends.learned.calibration import calibrations
-    from stablecast.validation.accuracy import append_log, run_accuracy, scatter
+    from stablecast.validation.accuracy import append_log, beside, run_accuracy, scatter
 
     if rows < 1:
         raise InputError(f"--rows is {rows}", "give a whole number from 1 up")
-    with opt.progress(f"scoring {suite}") as tell:
-        report = run_accuracy(
-            suite, data, backend, rows, calibrations=calibrations(measured_gemm, calibration), progress=tell
-        )
     target = log or (_LOG if _LOG.is_file() else None)
-    if target is not None:
-        append_log(report, target)
+    given = calibrations(measured_gemm, calibration)
+    with opt.progress(f"scoring {suite}") as tell:
+        names = [backend, *(name.strip() for name in others.split(",") if name.strip())]
+        reports = [run_accuracy(suite, data, name, rows, calibrations=given, progress=tell) for name in names]
+    for scored in reports if target is not None else ():
+        append_log(scored, target)
+    report = reduce(beside, reports)
     if picture is not None:
         opt.write_text(picture, scatter(report.rows))
     typer.echo(report.to_json() if json else report.to_csv().rstrip() if csv else repr(report))

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from stablecast.backends.registry import parse_choice
 from stablecast.ir.errors import InputError
-from stablecast.validation.accuracy import append_log, run_accuracy
+from stablecast.validation import gate
+from stablecast.validation.accuracy import append_log, beside, run_accuracy
 from stablecast.validation.suites import SUITES, Data, run_suite
 from stablecast.validation.suites.base import half_digit
 from stablecast.validation.suites.neusight import peer_errors
@@ -121,10 +122,44 @@ def test_no_suite_got_worse(shared_data: Path) -> None:
     """The gate: no group of a suite is further off than when the golden file was made, beyond its noise."""
     golden = json.loads(GOLDEN.read_text())
     report = run_accuracy("all", shared_data, golden["backend"])
-    now = {(summary.suite, summary.name): summary.stats for summary in report.summaries}
-    worse = [
-        f"{entry['suite']} {entry['group']}: {entry['median']:.3f} -> {now[entry['suite'], entry['group']].median:.3f}"
-        for entry in golden["groups"]
-        if now[entry["suite"], entry["group"]].median > entry["median"] + entry["noise"]
-    ]
-    assert not worse
+    ran = {row.suite for row in report.rows}
+    found = gate.verdicts(golden, report, sorted(ran))
+    assert not [str(verdict) for verdict in found if verdict.worse]
+    lost = [str(verdict) for verdict in found if verdict.now is None]
+    absent = {entry["suite"] for entry in golden["groups"]} - ran
+    if lost or absent:
+        pytest.skip(f"not at hand: {', '.join([*sorted(absent), *lost])}; {'; '.join(report.skipped.values())}"[:600])
+
+
+def test_gate(shared_data: Path) -> None:
+    """A golden of one suite: what it says of the same report, of a worse one, and of another suite's groups."""
+    report = run_accuracy("llmcompass", shared_data, "analytical")
+    golden = gate.golden_of(report, "1.0")
+    assert not any(verdict.worse for verdict in gate.verdicts(golden, report))
+    assert gate.differences(gate.verdicts(golden, report)) == "no group moved"
+    entry = golden["groups"][0]
+    better = {**golden, "groups": [{**entry, "median": entry["median"] - entry["noise"] - 0.01}]}
+    (verdict,) = gate.verdicts(better, report)
+    assert verdict.worse
+    assert "worse" in gate.differences([verdict])
+    other = {**entry, "suite": "timm", "group": "train eager"}
+    kept = gate.golden_of(report, "1.0", {**golden, "groups": [*golden["groups"], other]})
+    assert kept["groups"] == [other, *golden["groups"]]
+    assert [v.now for v in gate.verdicts(kept, report, ["timm"])] == [None]
+    with pytest.raises(InputError, match="is of learned"):
+        gate.verdicts({**golden, "backend": "learned"}, report)
+
+
+def test_backends_beside_each_other(shared_data: Path) -> None:
+    reports = [run_accuracy("llmcompass", shared_data, name) for name in ("analytical", "systolic")]
+    both = beside(*reports)
+    assert both.backend == "analytical"
+    assert [row.peers["systolic"] for row in both.rows] == [row.predicted_s for row in reports[1].rows]
+    assert "systolic" in repr(both)
+
+
+def test_help_names_every_suite() -> None:
+    from stablecast.cli.validate import _SUITES  # pyright: ignore[reportPrivateUsage]
+
+    named = _SUITES.partition(": ")[2].rstrip(".").split(", ")
+    assert sorted(named) == sorted(SUITES)
