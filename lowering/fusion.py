@@ -11,8 +11,8 @@ Ops are visited from the last to the first, so that every consumer is settled be
 5. an elementwise kernel whose result is needed elsewhere too joins its first consumer of the same extent, and kernels
    of the same extent that read the same tensor become one, where no other kernel lies between (multi-output).
 
-For TPUs 2 holds for products too (3 has no limit on what makes an operand), and epilogues come last: a product joins the
-first kernel that walks over its result (`multi_output.into_products`).
+For TPUs 2 holds for products too (3 has no limit on what makes an operand), and epilogues come last: a product joins
+the first kernel that walks over its result (`multi_output.into_products`).
 """
 
 from collections.abc import Iterable, Set

@@ -33,9 +33,7 @@ def siblings(plan: Plan) -> None:
     plan.merger().siblings()
 
 
-@plan_pass(
-    OUTPUTS, "on TPUs a product takes in what follows it over its results: element-wise ops, sums, several results"
-)
+@plan_pass(OUTPUTS, "on TPUs a product takes in the first kernel that walks over its result")
 def outputs(plan: Plan) -> None:
     if on_tpu(plan):
         plan.merger().into_products()
