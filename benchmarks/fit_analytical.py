@@ -81,7 +81,7 @@ EAGER_TOKENS: Final = 512
 _ROWWISE: Final = ("softmax", "ln")
 _BINARY: Final = ("add", "mul", "div", "pow")
 _PLAIN_ACTIVATIONS: Final = ("relu", "leaky_relu", "parametric_relu", "linear")
-_TRANSCENDENTAL_ACTIVATIONS: Final = ("elu", "selu", "sigmoid", "tanh")
+_EXPONENTIAL_ACTIVATIONS: Final = ("elu", "selu")
 SMALL_ELEMENTS: Final = 1024
 SLOPE_ELEMENTS: Final = 65536
 LARGE_ELEMENTS: Final = 3e7
@@ -417,18 +417,19 @@ def fit_all(datas: Sequence[Measured], fit: Fit) -> None:
 
 
 def set_lanes(fit: Fit, records: Sequence[Record], device: Device) -> None:
-    """What a TPU kernel costs before its first element, and what transcendentals take on the lanes.
+    """What a TPU kernel costs before its first element, and how much of their issue slots the lanes fill.
 
     From one-operand activations on a TPU v4: the time of the smallest, and by how much the slope over the elements of
-    those with a transcendental exceeds that of those without (operands and results are the same, f16 conversions
-    included, and operations other than transcendentals hide behind these).
+    those with an exponential exceeds that of those without (operands and results are the same, f16 conversions
+    included, and other operations hide behind these). Softmax is made of exponentials; the logistic function and tanh,
+    whose exact forms divide, take longer.
     """
     small = [r.number("mean_us") * 1e-6 for r in records if r.number("elements") <= SMALL_ELEMENTS]
     fit.values["tpu"]["launch"] = float(np.median(small))
     fit.sources["tpu", "launch"] = f"fitted: tpu_v4 element-wise f16 up to {SMALL_ELEMENTS} elements; {len(small)} rows"
     slopes: dict[str, float] = {}
     used = 0
-    for name in (*_PLAIN_ACTIVATIONS, *_TRANSCENDENTAL_ACTIVATIONS):
+    for name in (*_PLAIN_ACTIVATIONS, *_EXPONENTIAL_ACTIVATIONS):
         points = [
             (r.number("elements"), r.number("mean_us") * 1e-6)
             for r in records
@@ -437,10 +438,10 @@ def set_lanes(fit: Fit, records: Sequence[Record], device: Device) -> None:
         used += len(points)
         slopes[name] = float(np.polyfit(*np.array(points).T, 1)[0])
     plain = float(np.mean([slopes[name] for name in _PLAIN_ACTIVATIONS]))
-    extra = float(np.mean([slopes[name] for name in _TRANSCENDENTAL_ACTIVATIONS])) - plain
+    extra = float(np.mean([slopes[name] for name in _EXPONENTIAL_ACTIVATIONS])) - plain
     operations = fit.values["tpu"]["transcendental"]
     fit.values["tpu"]["vector"] = min(1.0, operations / (extra * device.vector_rate("f32").value))
-    fit.sources["tpu", "vector"] = f"fitted: tpu_v4 activations f16, transcendental over plain; {used} rows"
+    fit.sources["tpu", "vector"] = f"fitted: tpu_v4 activations f16, exponentials over plain; {used} rows"
 
 
 def _source(fit: Fit, used: Sequence[Measured]) -> str:

@@ -37,17 +37,20 @@ def make_args(
     layers: int | None = None,
     vocab: int = 128256,
     fsdp: int = 1,
+    context: int = 1,
 ) -> tuple[Tree, Tree]:
     """The arguments of `train_step` as shapes: `(state, batch)`.
 
     Args:
         size: one of `SIZES`; `layers` overrides what it says.
-        batch: sequences over all devices; one a device unless given.
+        batch: sequences over all devices; one for each of `fsdp` unless given.
         fsdp: devices that everything is split over; with one nothing carries a sharding.
+        context: devices that share a sequence: each has its queries, and all keys and values.
     """
     width, depth, heads, groups, hidden = SIZES[size]
     depth = layers or depth
-    leaf = partial(_leaf, AbstractMesh((fsdp,), ("fsdp",)) if fsdp > 1 else None)
+    mesh = AbstractMesh((fsdp, context), ("fsdp", "context")) if context > 1 else AbstractMesh((fsdp,), ("fsdp",))
+    leaf = partial(_leaf, mesh if mesh.size > 1 else None)
     layer = {
         "attention_norm": leaf((depth, width)),
         "query": leaf((depth, width, heads, HEAD_DIM), None, "fsdp"),
@@ -66,7 +69,8 @@ def make_args(
         "logits": leaf((width, vocab), "fsdp"),
     }
     state = {"params": params, "adam": {"count": leaf((), dtype=jnp.int32), "mu": params, "nu": params}}
-    tokens = leaf((fsdp if batch is None else batch, seq), "fsdp", dtype=jnp.int32)
+    parts = ("fsdp", "context") if context > 1 else ("fsdp",)
+    tokens = leaf((fsdp if batch is None else batch, seq), *parts, dtype=jnp.int32)
     return state, {"inputs": tokens, "targets": tokens}
 
 
@@ -106,7 +110,13 @@ def narrow(weights: Array) -> Array:
 
 
 def split(x: Array) -> Array:
-    """Activations split over the batch."""
+    """Activations split over the batch, and along the sequence where devices share one."""
+    mesh = jax.typeof(x).sharding.mesh
+    return x if mesh.empty else lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*mesh.axis_names)))
+
+
+def whole(x: Array) -> Array:
+    """Activations split over the batch alone."""
     mesh = jax.typeof(x).sharding.mesh
     return x if mesh.empty else lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec("fsdp")))
 
@@ -127,8 +137,8 @@ def block(layer: Tree, x: Array, positions: Array) -> Array:
 def attention(layer: Tree, x: Array, positions: Array) -> Array:
     """Causal attention, several query heads to a key head."""
     query = rope(jnp.einsum("btd,dhk->bthk", x, layer["query"]), positions)
-    key = rope(jnp.einsum("btd,dhk->bthk", x, layer["key"]), positions)
-    value = jnp.einsum("btd,dhk->bthk", x, layer["value"])
+    key = whole(rope(jnp.einsum("btd,dhk->bthk", x, layer["key"]), positions))
+    value = whole(jnp.einsum("btd,dhk->bthk", x, layer["value"]))
     key, value = (jnp.repeat(part, query.shape[2] // part.shape[2], axis=2) for part in (key, value))
     scores = jnp.einsum("bthk,bshk->bhts", query, key).astype(jnp.float32) / HEAD_DIM**0.5
     causal = jnp.tril(jnp.ones(scores.shape[2:], bool))

@@ -34,7 +34,8 @@ _MOVING = frozenset(
         "stablehlo.reverse",
     }
 )
-_NOT_IN_OPERANDS = frozenset({"stablehlo.gather", "stablehlo.dynamic_gather", "stablehlo.dynamic_update_slice"})
+_GATHERS = frozenset({"stablehlo.gather", "stablehlo.dynamic_gather"})
+_NO_PROLOGUE_TPU = _GATHERS | {"stablehlo.dynamic_update_slice"}
 _NO_PROLOGUE = _MOVING | {"stablehlo.select", "stablehlo.compare"}
 _NO_EPILOGUE = _MOVING | {"stablehlo.slice", "stablehlo.reduce"}
 _VIEWS = frozenset({"stablehlo.transpose"})
@@ -159,7 +160,7 @@ class Grouping:
     def _place_loop(self, node: int, kind: Category) -> None:
         consumers = self._consumers(node)
         taking = [consumer for consumer in consumers if self._accepts(consumer, node)]
-        stored = node in self._stored
+        stored = node in self._stored or (self._rules.operands and self._graph.ops[node].name in _GATHERS)
         if stored or self._escapes(node) or len(taking) < len(consumers) or not taking:
             self._root(node)
             if stored or kind is not Category.GENERATOR or not taking:
@@ -197,7 +198,7 @@ class Grouping:
         if kind in _TAKES_PRODUCERS:
             return True
         if self._rules.operands and kind in (Category.MATMUL, Category.CONV):
-            return self._graph.ops[node].name not in _NOT_IN_OPERANDS
+            return self._graph.ops[node].name not in _NO_PROLOGUE_TPU
         if kind is Category.MATMUL:
             if self._rules.prologues and self._fits_prologue(node):
                 return True

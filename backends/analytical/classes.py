@@ -29,6 +29,7 @@ _GROUP: Final = {
 GROUPS: Final = ("matmul", "convolution", "attention", "stream", "reduce", "copy", "gather", "sort", "fft", "custom")
 """Classes that share constants: `share.GROUP` of the memory rate, `low.GROUP` and `high.GROUP` of the time."""
 
+_NARROW: Final = ("bf16", "f16")
 _QUERY_BLOCK: Final = 128.0
 _ATTENTION_COLUMNS: Final = ("batch", "sq", "skv", "hq", "hkv", "d")
 _CHANNELS_MIN: Final = 8.0
@@ -100,7 +101,11 @@ def parts(rows: Rows, device: Device, constants: Constants) -> tuple[FloatArray,
     if attention.any():
         compute[attention] = _attention_time(rows, attention, device, constants)
     compute[loose] = rows.executed[loose] / (constants["loose"] * rows.peak[loose])
-    compute = np.maximum(compute, np.where(attention, 0.0, vector))
+    if device.kind == "tpu":
+        lanes = np.where(attention, vector * _visited_share(rows), vector)
+        compute = p_norm(compute, lanes, constants["overlap"])
+    else:
+        compute = np.maximum(compute, np.where(attention, 0.0, vector))
     extra = np.where(rows.is_group("attention"), constants["attention.extra"], 0.0)
     return compute, memory, extra
 
@@ -132,6 +137,14 @@ def _by_group(rows: Rows, constants: Constants, prefix: str) -> FloatArray:
     return values[rows.group.astype(np.int64)]
 
 
+def _visited_share(rows: Rows) -> FloatArray:
+    """Share of the scores that a mask leaves: what lies before the causal edge and in the window."""
+    table = rows.table
+    queries, keys = np.maximum(table.sq, 1).astype(np.float64), np.maximum(table.skv, 1).astype(np.float64)
+    share = np.where(table.causal > 0, np.maximum(1.0 - (queries - 1.0) / (2.0 * keys), 0.0), 1.0)
+    return np.where(table.window > 0, np.minimum(share, table.window / keys), share)
+
+
 def _vector_time(rows: Rows, device: Device, constants: Constants) -> FloatArray:
     table = rows.table
     rate = np.full(len(table), device.vector_rate("f32").value)
@@ -139,7 +152,15 @@ def _vector_time(rows: Rows, device: Device, constants: Constants) -> FloatArray
     if double.any():
         rate[double] = device.vector_rate("f64").value
     operations = table.vector_flops + constants["transcendental"] * table.transcendentals
+    if device.kind == "tpu":
+        operations = operations + constants["casts"] * np.minimum(_narrow_elements(table), operations)
     return operations / (constants["vector"] * rate)
+
+
+def _narrow_elements(table: KernelTable) -> FloatArray:
+    """16-bit floats that a kernel reads and writes."""
+    read = np.where(np.isin(table.in_dtype, _NARROW), table.bytes_read, 0.0)
+    return (read + np.where(np.isin(table.out_dtype, _NARROW), table.bytes_written, 0.0)) / 2.0
 
 
 def _product_time(rows: Rows, mask: BoolArray, device: Device, constants: Constants) -> FloatArray:

@@ -132,3 +132,40 @@ def test_llama_tpu_loss_of_random_weights(example: Example, monkeypatch: pytest.
     text = jnp.arange(32, dtype=jnp.int32).reshape(2, 16) % 64
     _, loss = llama.train_step(llama.init(shapes), dict.fromkeys(tokens, text))
     assert float(loss) == pytest.approx(np.log(64), rel=0.1)
+
+
+def test_moe_tpu_parameters(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As published, but for biases, sinks and the multi-token head, which the example leaves out."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    moe = example("moe_tpu")
+    counts = {size: parameters(moe.make_args(size)[0]) for size in moe.SIZES}
+    left_out = 36 * (128 * (3 * 2880 + 1) + 4096 + 2 * 512 + 2880 + 64)
+    assert counts["gpt-oss-120b"] == 116_829_156_672 - left_out
+    assert counts["deepseek-v3"] == pytest.approx(671_026_419_200, rel=1e-4)
+
+
+def test_moe_tpu_window_and_routing(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks see what a mask over all positions leaves; rows that moved come back, as their gradients do."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    moe = example("moe_tpu")
+    query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 16, 2, 8))
+    scores = jnp.einsum("bthk,bshk->bhts", query, key) / 8**0.5
+    back = jnp.arange(16)[:, None] - jnp.arange(16)[None]
+    weights = jax.nn.softmax(jnp.where((back >= 0) & (back < 4), scores, -jnp.inf), axis=-1)
+    expected = jnp.einsum("bhts,bshk->bthk", weights, value)
+    np.testing.assert_allclose(moe.windowed(query, key, value, 4), expected, rtol=1e-4, atol=1e-5)
+    rows, order = query[:, :, 0], jnp.argsort(key[:, :, 0, 0], axis=1)
+    inverse = jnp.argsort(order, axis=1)
+    np.testing.assert_allclose(moe.moved(moe.moved(rows, order, inverse), inverse, order), rows)
+    gradient = jax.grad(lambda x: jnp.sum(moe.moved(x, order, inverse) * rows))(rows)
+    np.testing.assert_allclose(gradient, moe.moved(rows, inverse, order))
+
+
+@pytest.mark.slow
+def test_moe_tpu_loss_of_random_weights(
+    example: Example, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    example("moe_tpu").main()
+    losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert losses == pytest.approx([np.log(128), np.log(96)], rel=0.1)

@@ -92,13 +92,13 @@ def _example(data: Data, workload: str, devices: int, platform: str) -> DevicePr
         return None
 
 
-def lowered(workload: Workload, platform: str) -> DeviceProgram:
-    """The kernels of one device."""
+def lowered(workload: Workload, platform: str, attention: str = "auto") -> DeviceProgram:
+    """The kernels of one device. `attention`: as `Target` has it."""
     content, source = workload.modules[0].data, workload.source or "program"
     program = read(content, source)
     if program.stage.is_global and program.num_partitions > 1:
         program = partition(content, source)
-    return lower(program, Target(platform, _arithmetic(platform)))
+    return lower(program, Target(platform, _arithmetic(platform), attention=attention))
 
 
 def _arithmetic(platform: str) -> Arithmetic:

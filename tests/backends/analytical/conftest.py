@@ -49,7 +49,14 @@ def make_device(
 def ideal_constants(launch_s: float) -> dict[str, float]:
     """No loss anywhere but the launch and whole waves; a split costs more than any product."""
     shared = {"launch": launch_s, "overlap": 1000.0, "loose": 1.0, "unmeasured": 1.0, "vector": 1.0, "cores": 1.0}
-    shared |= {"transcendental": 10.0, "sort.passes": 8.0, "fft.passes": 2.0, "narrow": 0.0, "winograd": 1.0}
+    shared |= {
+        "transcendental": 10.0,
+        "sort.passes": 8.0,
+        "fft.passes": 2.0,
+        "narrow": 0.0,
+        "winograd": 1.0,
+        "casts": 0.0,
+    }
     shared |= {f"share.{group}": 1.0 for group in GROUPS}
     shared |= {f"low.{group}": 0.5 for group in GROUPS} | {f"high.{group}": 2.0 for group in GROUPS}
     shared |= {f"{part}.{family}": 1.0 for part in ("sustained", "convolution") for family in _FAMILIES}

@@ -8,10 +8,11 @@ import pytest
 
 from stablecast.backends import kernel_specs as specs
 from stablecast.backends.analytical import AnalyticalBackend, uncovered_reasons
+from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Device, Quantity
 from stablecast.backends.estimates import Backend
 from stablecast.ir.errors import InputError
-from stablecast.ir.kernels import KernelRow, KernelTable
+from stablecast.ir.kernels import KernelClass, KernelRow, KernelTable
 
 
 def time_of(backend: AnalyticalBackend, device: Device, row: KernelRow) -> float:
@@ -159,3 +160,55 @@ def test_f64_runs_at_its_own_vector_rate(ideal: AnalyticalBackend, device: Devic
     other = replace(device, vector_flops={**device.vector_flops, "f64": slow})
     assert time_of(ideal, other, row) == pytest.approx(1e-5)
     assert np.isfinite(time_of(ideal, device, row))
+
+
+def test_tpu_products_keep_either_operand_in_the_array() -> None:
+    device = Catalogue().device("tpu-v5p")
+    wide, tall = (
+        AnalyticalBackend().estimate(KernelTable.of([specs.matmul(device, "bf16", *sizes)]), device).time_s[0]
+        for sizes in ((128, 4096, 4096), (4096, 128, 4096))
+    )
+    assert wide == pytest.approx(tall)
+
+
+def test_tpu_lanes_bound_attention_and_cast_before_v6e() -> None:
+    """Exponentials of a kernel that keeps its scores take longer than its products; half of them under a mask."""
+    row = KernelRow(
+        klass=KernelClass.ATTENTION,
+        math="bf16",
+        in_dtype="bf16",
+        out_dtype="bf16",
+        batch=1,
+        hq=8,
+        hkv=8,
+        sq=4096,
+        skv=4096,
+        d=128,
+        causal=0,
+        direction="fwd",
+        matmul_flops=4.0 * 8 * 4096 * 4096 * 128,
+    )
+    busy = replace(row, vector_flops=6.0 * 8 * 4096 * 4096, transcendentals=8.0 * 4096 * 4096)
+    device = Catalogue().device("tpu-v6e")
+    table = KernelTable.of([row, busy, replace(busy, causal=1)])
+    bare, full, masked = AnalyticalBackend().estimate(table, device).time_s
+    rate = 0.8868 * device.vector_rate("f32").value
+    assert full == pytest.approx(10 * 8 * 4096 * 4096 / rate, rel=0.3)
+    assert full > 1.5 * bare
+    assert masked == pytest.approx(full / 2, rel=0.1)
+    moved = KernelRow(
+        klass=KernelClass.ELEMENTWISE,
+        in_dtype="bf16",
+        out_dtype="bf16",
+        elems=1 << 24,
+        vector_flops=200.0 * (1 << 24),
+        bytes_read=2.0 * (1 << 24),
+        bytes_written=2.0 * (1 << 24),
+    )
+    older = Catalogue().device("tpu-v5p")
+    narrow, wide = (
+        AnalyticalBackend()
+        .estimate(KernelTable.of([moved, replace(moved, in_dtype="f32", out_dtype="f32")]), older)
+        .time_s
+    )
+    assert narrow / wide == pytest.approx(202 / 200, rel=1e-3)
