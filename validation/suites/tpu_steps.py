@@ -55,20 +55,20 @@ def _recipe(data: Data, record: Record) -> list[Row]:
     device, per_chip = _DEVICES[record["tpu"]]
     chips, seq, batch = whole(record, "chips", "seq_len", "global_batch")
     devices, name = chips * per_chip, f"{record['model']} {record['precision']} s{record['seq_len'].removesuffix('.0')}"
-    axes = layout(script, devices, batch)
+    axes, folder = layout(script, devices, batch), data.examples
     why = ""
     if not size:
         why = "no program of that model"
     elif not axes:
         why = f"{batch} sequences cannot be split over {devices} devices"
-    elif data.examples is None:
+    elif folder is None:
         why = "the example programs are not at hand"
-    if why or data.examples is None:
+    if why or folder is None:
         data.notes.append(f"tpu-steps: {name} on {chips} chips is left out: {why}")
         return []
     settings = [f"size={size}", f"batch={batch}", f"seq={seq}", *(f"{axis}={count}" for axis, count in axes.items())]
     try:
-        program = masked_on_chip(_captured(data.examples, script, settings), seq)
+        program = masked_on_chip(_captured(folder, script, settings), seq)
         if record["precision"] == "fp8_full":
             program, _ = in_float8(program)
         program = run_passes(program, default_passes(program.exec_model))
