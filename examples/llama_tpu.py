@@ -139,12 +139,12 @@ def attention(layer: Tree, x: Array, positions: Array) -> Array:
     query = rope(jnp.einsum("btd,dhk->bthk", x, layer["query"]), positions)
     key = whole(rope(jnp.einsum("btd,dhk->bthk", x, layer["key"]), positions))
     value = whole(jnp.einsum("btd,dhk->bthk", x, layer["value"]))
-    key, value = (jnp.repeat(part, query.shape[2] // part.shape[2], axis=2) for part in (key, value))
-    scores = jnp.einsum("bthk,bshk->bhts", query, key).astype(jnp.float32) / HEAD_DIM**0.5
-    causal = jnp.tril(jnp.ones(scores.shape[2:], bool))
+    query = query.reshape(*query.shape[:2], key.shape[2], -1, HEAD_DIM)
+    scores = jnp.einsum("btghk,bsgk->bghts", query, key).astype(jnp.float32) / HEAD_DIM**0.5
+    causal = jnp.tril(jnp.ones(scores.shape[3:], bool))
     weights = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1).astype(x.dtype)
-    mixed = jnp.einsum("bhts,bshk->bthk", weights, value)
-    return jnp.einsum("bthk,hkd->btd", mixed, layer["out"])
+    mixed = jnp.einsum("bghts,bsgk->btghk", weights, value)
+    return jnp.einsum("bthk,hkd->btd", mixed.reshape(*x.shape[:2], -1, HEAD_DIM), layer["out"])
 
 
 def _leaf(
