@@ -408,6 +408,7 @@ def fit_all(datas: Sequence[Measured], fit: Fit) -> None:
             fit.sources[kind, name] = f"median of {', '.join(keys)}"
         _set_launches(fit, stage, kind, chosen)
         _set_power(fit, stage, kind, chosen)
+    _set_older_launches(fit)
     for target, source in COPIES:
         for key, section in fit.values.items():
             if source in section and key != "cpu" and (key == "gpu" or target.startswith("share")):
@@ -459,6 +460,16 @@ def _set_launches(fit: Fit, stage: str, kind: str, chosen: Sequence[Measured]) -
     if graphs:
         fit.values[kind]["launch"] = float(np.median([data.launch_s for data in graphs]))
         fit.sources[kind, "launch"] = f"median of {', '.join(sorted({data.key for data in graphs}))}"
+
+
+def _set_older_launches(fit: Fit) -> None:
+    """NVIDIA's architectures before the first whose launch is measured take that one's: each since has a cheaper one."""
+    cards = {int(key[3:]): key for key in fit.values if key.startswith("sm_")}
+    measured = [number for number, key in cards.items() if "launch" in fit.values[key]]
+    for number, key in cards.items():
+        if number < min(measured):
+            fit.values[key]["launch"] = fit.values[cards[min(measured)]]["launch"]
+            fit.sources[key, "launch"] = f"as {cards[min(measured)]}, the oldest measured; newer ones launch faster"
 
 
 def _set_power(fit: Fit, stage: str, kind: str, chosen: Sequence[Measured]) -> None:

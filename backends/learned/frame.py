@@ -21,6 +21,8 @@ KINDS: Final = (*PRODUCTS, *STREAMS, *ATTENTION)
 """Kinds of kernels that can have a model of their own."""
 
 _TILES: Final = ((256, 128), (128, 128), (64, 64))
+_POWER: Final = ("power", "power.fma")
+"""Constants for devices whose clock under load follows from another's; `Rates` knows that of each device."""
 _TINY: Final = 1e-30
 _FAMILY_OF_TYPE: Final[Mapping[str, str]] = {"f32": "fp32", "f16": "half", "bf16": "half"}
 _GENERATIONS: Final = (
@@ -84,7 +86,7 @@ class Base:
 def sustained_constants(device: Device, rates: Rates) -> Constants:
     """The analytical constants of `device` with what it is known or ruled to sustain in their place."""
     constants = constants_for(device)
-    named = {name: value for name, value in constants.by_name.items() if name != "power"}
+    named = {name: value for name, value in constants.by_name.items() if name not in _POWER}
     for name, value in rates.analytical().items():
         named[name] = Constant(value, "learned", device.name)
     return replace(constants, by_name=named)

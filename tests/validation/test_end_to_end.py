@@ -92,9 +92,9 @@ def test_dlrm_structure(dlrm: ValidationReport) -> None:
 
 @pytest.mark.slow
 def test_dlrm_times(dlrm: ValidationReport) -> None:
-    """Without waiting for other ranks, communication, products and elementwise kernels are within 40 %."""
+    """Without waiting for other ranks, most classes are within 40 %; short gathers, scatters and reductions are not."""
     errors = {share.name: share.error for share in dlrm.classes}
-    for name in ("communication", "matmul", "elementwise"):
+    for name in ("communication", "matmul", "elementwise", "copy", "sort"):
         assert errors[name] == pytest.approx(0.0, abs=0.4)
     assert dlrm.waiting_s is not None
     assert dlrm.waiting_s > 5e-3, "most of what the profile calls communication"

@@ -150,6 +150,21 @@ def test_a_board_with_less_power_sustains_less(devices: dict[str, Device]) -> No
     assert shares[1] / shares[0] == pytest.approx((1.938 / 4.916) ** (1 / 3), rel=1e-3)
 
 
+def test_launches_cost_less_with_every_architecture(devices: dict[str, Device]) -> None:
+    names = ("p100-sxm2", "v100-sxm2", "t4", "a100-sxm-80gb", "h100-sxm", "b200-sxm")
+    found = [constants_for(devices[name])["launch"] for name in names]
+    assert found == sorted(found, reverse=True)
+    assert found[0] == found[3], "older ones are not measured"
+
+
+def test_a_board_with_more_power_multiplies_faster(devices: dict[str, Device]) -> None:
+    """A T4's plain products stand for Turing: 70 W; with 250 W no more than is typical of all architectures."""
+    small, large = devices["t4"], devices["rtx-2080-ti"]
+    shares = [sustained("fma", device, constants_for(device)) for device in (small, large)]
+    assert shares[0] == constants_for(small)["sustained.fma"]
+    assert shares[0] < shares[1] <= constants_for(large)["typical.fma"]
+
+
 def test_a_hundred_thousand_rows_in_a_fifth_of_a_second() -> None:
     row, other = specs.matmul(A100, "bf16", 512, 512, 512), specs.elementwise(A100, "bf16", 512, 512)
     table = KernelTable.of([row, other] * 50_000)
