@@ -78,6 +78,8 @@ EAGER: Final = "half.eager"
 """A stage of one architecture, whose share stays out of the median of all."""
 EAGER_TOKENS: Final = 512
 """Fewest tokens of a layer that was timed eagerly: the host's gaps are a small share from here."""
+_SILU: Final = {"H100": "h100-sxm", "A6000": "a6000", "RTX3090": "rtx-3090"}
+_HIDDEN: Final = {"meta-llama/Llama-3.1-8B": 14336, "meta-llama/Llama-3.1-70B": 28672}
 _ROWWISE: Final = ("softmax", "ln")
 _BINARY: Final = ("add", "mul", "div", "pow")
 _PLAIN_ACTIVATIONS: Final = ("relu", "leaky_relu", "parametric_relu", "linear")
@@ -86,6 +88,8 @@ SMALL_ELEMENTS: Final = 1024
 SLOPE_ELEMENTS: Final = 65536
 LARGE_ELEMENTS: Final = 3e7
 LARGE_FLOPS: Final = 2e11
+BEYOND_CACHE: Final = 2.5e7
+"""Elements of 2 bytes that an H100 does not find in its cache (50 MB) again."""
 
 
 class Record(dict[str, str]):
@@ -116,7 +120,8 @@ class Tables:
         readers: Sequence[Callable[[], Iterable[Measured]]] = (
             *(self.aiconfigurator_gemm, self.xla_matmul, self.neusight_matmul, self.neusight_vector),
             *(self.neusight_conv, self.deepbench_gemm, self.deepbench_conv, self.vidur_layers),
-            *(self.aiconfigurator_attention, self.tpu_v4_matmul, self.serving_layers, self.tpu_products),
+            *(self.aiconfigurator_attention, self.tpu_v4_matmul, self.serving_layers, self.serving_activations),
+            self.tpu_products,
         )
         return [data for reader in readers for data in reader()]
 
@@ -282,6 +287,20 @@ class Tables:
                 kept = [r for r in records if r["device"] == name]
                 yield from self._data("llmservingsim products bf16", device, kept, _layer, time, stage)
 
+    def serving_activations(self) -> Iterable[Measured]:
+        records = [
+            r
+            for r in self.read("llmservingsim/gpu_v0_layers.csv.gz")
+            if r["layer"] == "act_fn" and r["model"] in _HIDDEN and _gated(r)[0] * _gated(r)[1] > BEYOND_CACHE
+        ]
+        for name, device in _SILU.items():
+            kept = [r for r in records if r["device"] == name]
+            # five rows of an architecture that nothing else measures are a check
+            stage = "stream" if name == "H100" else ""
+            yield from self._data(
+                "llmservingsim eager silu bf16", device, kept, _activation, ("latency_ns", 1e-9), stage
+            )
+
     def tpu_products(self) -> Iterable[Measured]:
         records = self.read("tpu_step_times/gemm_tflops.csv")
         for prefix, device in (("v7x", "tpu-v7x"), ("v6e", "tpu-v6e")):
@@ -313,6 +332,17 @@ def _product(element: str) -> Make:
 def _layer(device: Device, r: Record) -> KernelRow:
     n, k = _LAYERS[r["layer"]]
     return specs.matmul(device, "bf16", int(r.number("tokens")), n, k)
+
+
+def _gated(r: Record) -> tuple[int, int]:
+    """Tokens and width of the gate that an activation works on."""
+    return int(r.number("tokens")), _HIDDEN[r["model"]] // int(r.number("tp_size", 1))
+
+
+def _activation(device: Device, r: Record) -> KernelRow:
+    """silu(gate) * up as two eager kernels: two tensors written and three read."""
+    row = specs.elementwise(device, "bf16", *_gated(r), 2)
+    return replace(row, bytes_read=3 * row.bytes_written, bytes_written=2 * row.bytes_written, launches=2)
 
 
 def _eager_product(device: Device, r: Record) -> KernelRow:

@@ -217,14 +217,17 @@ def block(layer: Tree, x: Array, positions: Array, segments: Array) -> Array:
 
 
 def attention(layer: Tree, x: Array, positions: Array, segments: Array) -> Array:
-    """Causal attention within segments; scores are not scaled by the head width."""
+    """Causal attention within segments; scores are not scaled by the head width.
+
+    As in MaxText's dot-product attention, the gradient also flows through the maximum, where it adds up to nothing.
+    """
     query = rope(jnp.einsum("btd,dhk->bthk", x, layer["query"]), positions)
     key = rope(jnp.einsum("btd,dhk->bthk", x, layer["key"]), positions)
     value = jnp.einsum("btd,dhk->bthk", x, layer["value"])
 
     scores = jnp.einsum("bthk,bshk->bhts", query, key)
     scores = jnp.where(attention_mask(segments), scores, -jnp.inf)
-    weights = jnp.exp(scores - lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     total = jnp.sum(weights, axis=-1, dtype=jnp.float32).astype(weights.dtype)
 
     mixed = jnp.einsum("bhts,bshk->bthk", weights, value) / total.swapaxes(1, 2)[..., None]

@@ -22,7 +22,7 @@ from stablecast.ir.types import TensorType
 from stablecast.lowering.categories import EXPENSIVE, Category, swaps_two
 from stablecast.lowering.graph import EXTERNAL, Graph
 from stablecast.lowering.group import Group
-from stablecast.lowering.reductions import dear_chain, is_row_reduction, takes_two_kernels
+from stablecast.lowering.reductions import dear_chain, is_row_reduction, meets_mask, takes_two_kernels
 
 IO_TOLERANCE_BYTES = 1024
 _MOVING = frozenset(
@@ -176,6 +176,8 @@ class Grouping:
         op = self._graph.ops[node]
         kernels = tuple({kernel: None for consumer in self._consumers(node) for kernel in self._in[consumer]})
         walking = tuple(kernel for kernel in kernels if self._same_rows(node, self._groups[kernel]))
+        if walking and meets_mask(self._graph, node):
+            walking = ()
         apart = self._escapes(node) or len(walking) < len(kernels)
         if len(op.results) != 1 or not is_row_reduction(op) or takes_two_kernels(op) or not walking:
             self._root(node)

@@ -70,6 +70,39 @@ def dear_chain(graph: Graph, node: int) -> bool:
     return False
 
 
+def meets_mask(graph: Graph, node: int) -> bool:
+    """Whether what row reduction `node` folded is next handed out by a mask that it was not folded from.
+
+    The gradient of a maximum does that: to the places that hold it. XLA:GPU then ends the kernel at the reduction,
+    where it goes on for softmax and normalisations, whose sums meet again what they were folded from.
+    """
+    source = graph.inputs[node][0]
+    size = graph.types[source].elements
+    own = {source, *(graph.inputs[graph.producer[source]] if graph.producer[source] != EXTERNAL else ())}
+    stack = [(value, CHAIN_DEPTH) for value in graph.outputs[node]]
+    while stack:
+        value, depth = stack.pop()
+        for consumer in graph.consumers[value] if depth else ():
+            if graph.categories[consumer] not in (Category.LOOP, Category.GENERATOR):
+                continue
+            rows = [held for held in graph.inputs[consumer] if held != value and graph.types[held].elements == size]
+            if any(_is_mask(graph, held) and held not in own for held in rows):
+                return True
+            if not rows:
+                stack += [(made, depth - 1) for made in graph.outputs[consumer]]
+    return False
+
+
+def _is_mask(graph: Graph, value: int) -> bool:
+    """Whether `value` is a comparison, or one written as numbers."""
+    producer = graph.producer[value]
+    if producer == EXTERNAL:
+        return False
+    if graph.ops[producer].name == "stablehlo.convert":
+        producer = graph.producer[graph.inputs[producer][0]]
+    return producer != EXTERNAL and graph.ops[producer].name == "stablehlo.compare"
+
+
 def roots_in_two_kernels(graph: Graph, roots: Sequence[int]) -> list[int]:
     """The reductions among `roots` that take two kernels."""
     return [node for node in roots if graph.categories[node] is Category.REDUCE and takes_two_kernels(graph.ops[node])]
