@@ -95,6 +95,20 @@ def test_a_gpu_normalises_rows_in_one_kernel(lowered: Lower) -> None:
     assert moved(program) == 2 * 4096 * 1024 * 2
 
 
+def test_a_sum_that_a_mask_hands_out_ends_its_kernel(lowered: Lower) -> None:
+    """The gradient of a row's maximum goes to where it is held: the row is read twice; without it, once."""
+
+    def loss(x: jax.Array, v: jax.Array, peak: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        return jnp.sum(v * jnp.exp(x - peak(jnp.max(x, axis=-1, keepdims=True))))
+
+    shapes, size = (f32(512, 2048), f32(512, 2048)), 512 * 2048 * 4
+    rows = 512 * 4
+    stopped = lowered(jax.grad(lambda x, v: loss(x, v, lax.stop_gradient)), *shapes)
+    whole = lowered(jax.grad(lambda x, v: loss(x, v, lambda m: m)), *shapes)
+    assert (len(stopped.body), moved(stopped)) == (1, 3 * size)
+    assert (len(whole.body), moved(whole)) == (2, 5 * size + 2 * rows)
+
+
 def test_softmax_is_one_kernel_unless_its_sum_is_kept(lowered: Lower) -> None:
     size = 512 * 2048 * 4
     assert moved(lowered(jax.nn.softmax, f32(512, 2048))) == 2 * size
