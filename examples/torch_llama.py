@@ -42,6 +42,13 @@ SIZES = {
 }
 
 
+def layer_parameters(size: str) -> int:
+    """Parameters of one layer."""
+    config = SIZES[size]
+    keys = config.kv_heads * (config.width // config.heads)
+    return config.width * (2 * config.width + 2 * keys + 3 * config.hidden + 2)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of [batch, heads, sequence, features]."""
     left, right = x.chunk(2, -1)
@@ -238,7 +245,8 @@ def build_mixed(
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The decoder as TorchTitan trains it: float32 parameters, gathered in bfloat16, gradients summed in float32.
 
-    `recompute`: `none`, `selective` or `full`. With an axis `tp` the logits stay split (`split_loss_step`).
+    `recompute`: `none`, `selective` or `full`. With an axis `tp` the logits stay split (`split_loss_step`). With one
+    called `cp` a device has its part of a sequence, and parameters are sharded over `dp` and `cp` (`ring_step`).
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -248,7 +256,11 @@ def build_mixed(
         tensor_parallel(made, mesh["tp"], split_logits=True)
     if recompute == "selective":
         made.layers = nn.ModuleList(Selective(layer) for layer in made.layers)
-    shard(made, mesh["dp"], mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    over = mesh["dp"]
+    if "cp" in mesh.mesh_dim_names:
+        made.ring = mesh["cp"]
+        over = mesh["dp", "cp"]._flatten("dp_cp") if over.size() > 1 else made.ring
+    shard(made, over, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
     return made, torch.optim.AdamW(made.parameters(), lr=1e-4, fused=True)
 
 
@@ -263,6 +275,18 @@ def split_loss_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: 
 
     with loss_parallel():
         return step(model, optimizer, tokens, labels)
+
+
+def ring_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, labels: Tensor) -> Tensor:
+    """`step` with PyTorch's ring attention over the axis `cp`, of tokens that are this device's part already."""
+    from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+
+    ring._cp_options.enable_load_balance = True
+    ring._enable_context_parallel_dispatcher_impl(seq_dim=2, mesh=model.ring)
+    try:
+        return step(model, optimizer, tokens, labels)
+    finally:
+        ring._disable_context_parallel_dispatcher_impl()
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, labels: Tensor) -> Tensor:

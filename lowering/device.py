@@ -33,7 +33,7 @@ from stablecast.lowering.ahead import runs_ahead
 from stablecast.lowering.categories import Category
 from stablecast.lowering.combine import bucket_order, merge_collectives, plan_buckets
 from stablecast.lowering.copies import Copy, contiguous_reductions, with_copies
-from stablecast.lowering.execution.dispatch import bare_row, launches_of
+from stablecast.lowering.execution.dispatch import afresh, bare_row, launches_of
 from stablecast.lowering.execution.library_calls import library_call
 from stablecast.lowering.execution.models import UNFUSED, exec_model, plan_kernels
 from stablecast.lowering.execution.stages import Extras, InductorExtras, gathers_minor, with_extras
@@ -180,7 +180,7 @@ class _Lowering:
         for group in groups:
             needed |= group.reads
         whole = graph is self._main
-        liveness = Liveness(graph, groups, residents, GRANULES.get(self._model.name, 1))
+        liveness = Liveness(graph, groups, residents, GRANULES.get(self._model.name, 1), afresh(launches))
         needs = _needs(graph, groups)
         ahead = runs_ahead(graph, loop=loop)
         extras = self._extras(graph)

@@ -33,14 +33,16 @@ class Residents:
 class Liveness:
     """Walks the kernels of a graph in issue order.
 
-    `granule`: every buffer takes a multiple of so many bytes. `peak`: the largest total of live temporaries so far, in
-    bytes; arguments and results of the body are not counted.
+    `granule`: every buffer takes a multiple of so many bytes. `afresh`: launches that write new memory though an
+    operand dies with them, as PyTorch's calls do but for those in place. `peak`: the largest total of live temporaries
+    so far, in bytes; arguments and results of the body are not counted.
     """
 
     graph: Graph
     groups: Sequence[Group]
     residents: Residents
     granule: int = 1
+    afresh: frozenset[int] = frozenset()
     peak: int = 0
     _peak_at: int = -1
     _peak_inner: int = 0
@@ -114,7 +116,7 @@ class Liveness:
         under other extents.
         """
         graph = self.graph
-        if not held or group.hero >= 0 or group.rows or group.block:
+        if not held or group.hero >= 0 or group.rows or group.block or group.launch in self.afresh:
             return 0
         written = [value for root in group.roots for value in graph.outputs[root] if value in self._last]
         results = [_extents(graph.types[value]) for value in written]

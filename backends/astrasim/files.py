@@ -3,7 +3,7 @@
 Both sides differ in what a dimension's rate means. Ours is all links of a device together, one way; ASTRA-sim's is
 one link: of a closed ring half of it, of a fully connected dimension of n devices a (n - 1)-th, of a switch the whole.
 The rate written is what large messages reach (`bytes_per_s` x `efficiency`), in GiB/s; the latency is that of a hop,
-half a step of an algorithm through a switch.
+half a step of an algorithm through a switch. A fat tree is a switch whose rate is what crosses it.
 """
 
 import json
@@ -23,6 +23,7 @@ HOST_LATENCY_NS: Final = 1000
 _TOPOLOGY: Final[Mapping[str, str]] = {
     "switch": "Switch",
     "pcie_tree": "Switch",
+    "fat_tree": "Switch",
     "fully_connected": "FullyConnected",
     "ring": "Ring",
     "torus": "Ring",

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from stablecast.ir.dtypes import dtype
 from stablecast.ir.kernels import KernelClass, KernelRow
-from stablecast.ir.schedule import Launch
+from stablecast.ir.schedule import Launch, LaunchTable
 from stablecast.lowering.execution.library_calls import library_call
 
 CHUNK = 65536
@@ -51,6 +51,13 @@ LISTS: Mapping[str, int] = MappingProxyType(
     }
 )
 """Call -> tensor lists that its kernel walks through together, results of its own included."""
+
+
+def afresh(launches: LaunchTable | None) -> frozenset[int]:
+    """Calls that write new memory. ATen calls in place end in an underscore; `out` overloads are given theirs."""
+    found = launches.launches if launches else ()
+    names = [launch.op.split(".")[1:] for launch in found]
+    return frozenset(n for n, name in enumerate(names) if name and not (name[0].endswith("_") or "out" in name[1:]))
 
 
 def launches_of(launch: Launch) -> int:

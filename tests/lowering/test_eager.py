@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from stablecast.backends.catalogue import Catalogue
 from stablecast.ir.schedule import Launch
 from stablecast.lowering.execution.dispatch import bare_row, launches_of, multi_tensor_launches
 
@@ -173,3 +174,24 @@ def test_convolutions_are_kernels_of_their_own() -> None:
     assert {row.math for row in program.table.rows if row.klass == KernelClass.CONVOLUTION} == {"tf32"}
     sums = [row.shape for row in program.table.rows if row.klass == KernelClass.REDUCTION]
     assert len(sums) == 3, f"of the loss and of both biases: {sums}"
+
+
+def test_only_calls_in_place_reuse_the_memory_of_an_operand() -> None:
+    torch = pytest.importorskip("torch")
+    from stablecast import capture_torch
+    from stablecast._predict import Options, Session
+
+    def apart(model: Any, x: Any) -> Any:
+        return model(x).exp().sin().sum()
+
+    def in_place(model: Any, x: Any) -> Any:
+        return model(x).exp_().sin_().sum()
+
+    def peak(step: Any) -> int:
+        workload = capture_torch(lambda: torch.nn.Linear(256, 256), torch.no_grad()(step), [torch.zeros(512, 256)])
+        program = Session(workload, Options(exec="eager")).device_program(Catalogue().device("h100-sxm"))
+        return program.buffers.temp_bytes
+
+    result = 512 * 256 * 4
+    assert peak(in_place) == pytest.approx(result, rel=0.01)
+    assert peak(apart) == pytest.approx(2 * result, rel=0.01)

@@ -1,6 +1,8 @@
 """TorchTitan's rows: how a row becomes a program, and what 8 bits and FlashAttention-2 change."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,10 +10,14 @@ from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.kernel_specs import attention, elementwise, matmul
 from stablecast.backends.pricing import price
 from stablecast.backends.registry import parse_choice
-from stablecast.ir.device_program import DeviceProgram, Kernel
-from stablecast.ir.kernels import KernelTable
+from stablecast.ir.device_program import Collective, DeviceProgram, Kernel
+from stablecast.ir.kernels import KernelClass, KernelTable
 from stablecast.ir.work import SymbolicWork
+from stablecast.lowering.products import TF32_ARITHMETIC
+from stablecast.lowering.target import Target
 from stablecast.validation.suites import titan
+from stablecast.validation.suites.base import Data, examples_folder
+from stablecast.validation.suites.captures import kernels
 
 H100 = Catalogue().device("h100-sxm")
 RECORD = {
@@ -65,3 +71,40 @@ def test_attention_takes_the_time_of_flash_attention_2() -> None:
 
 def test_memory_in_words() -> None:
     assert "median error 10.0%, 67% within 10 %, from -5% to +30%" in titan.memory_note([-0.05, 0.1, 0.3])
+
+
+def test_ring_attention_passes_keys_on_and_shards_over_both_axes() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    folder = examples_folder()
+    if folder is None:
+        pytest.skip("the example programs are not at hand")
+    from stablecast.frontends.script import load_module
+    from stablecast.frontends.torch import capture_torch
+
+    module: Any = load_module(folder / "torch_llama.py")
+
+    def build(mesh: Any) -> Any:
+        return module.build_mixed(mesh, "tiny", layers=1, vocab=1024)
+
+    workload = capture_torch(build, module.ring_step, lambda: module.inputs(1, 64), mesh={"dp": 2, "cp": 2})
+    lowered = kernels(workload, "ring", Target("cuda", TF32_ARITHMETIC, False, "eager"))
+    parts = [node for node in lowered.body if isinstance(node, Collective)]
+    assert {node.groups.size for node in parts if node.kind == "reduce_scatter"} == {4}
+    assert "collective_permute" in {node.kind for node in parts}
+    rows = [lowered.table.rows[node.row] for node in lowered.body if isinstance(node, Kernel)]
+    seen = [(row.sq, row.skv, row.causal) for row in rows if row.klass == KernelClass.ATTENTION]
+    assert seen == [(64, 64, 1), (32, 64, 0)] * 3
+
+
+def test_a_stage_keeps_gradients_unsharded_until_the_last_micro_batch() -> None:
+    folder = examples_folder()
+    if folder is None:
+        pytest.skip("the example programs are not at hand")
+    pytest.importorskip("torch", reason="torch is not installed")
+    model = titan.Titan(Data(Path(), parse_choice("analytical")), folder)
+    case = titan.case_of(RECORD)
+    weights = model.module.layer_parameters("405b") / 8
+    assert weights == pytest.approx(3.19e9 / 8, rel=0.01)
+    kept = weights * (12 / 8 + 1 + 4)
+    assert model._stage_bytes(case, weights * 12 / 8, 16, 8, 1) == pytest.approx(16 * kept)
+    assert model._stage_bytes(case, weights * 12 / 8 + 1, 16, 8, 1) == pytest.approx(16 * (kept + 8))

@@ -3,9 +3,10 @@
 Each distinct program is captured with three and with four layers; a step of n layers is the first and n - 3 times the
 difference. Parameters are float32, gathered in bfloat16 and reduced in float32; activation checkpointing is full (every
 layer runs again) or selective (every second product, and all but attention, runs again), as TorchTitan's options say.
-Compiled rows have TorchInductor's kernels, the others one an ATen call. Pipelines (TorchTitan's default: as many
-micro-batches as stages) follow 1F1B, interleaved ones with two chunks a stage. Asynchronous tensor parallelism
-hides all but the first piece of its gathers and scatters. Rows with context parallelism are left out.
+Compiled rows have TorchInductor's kernels within layers, one an ATen call outside: TorchTitan compiles block by block
+and left the loss out. What layers keep is what their checkpoint says, compiled or not. Pipelines (TorchTitan's default:
+as many micro-batches as stages) follow 1F1B, interleaved ones with two chunks a stage. Asynchronous tensor parallelism
+hides all but the first piece of its gathers and scatters. Context parallelism is PyTorch's ring attention, captured.
 """
 
 import math
@@ -45,6 +46,9 @@ FlashAttention-3 (Shah et al., 2024); the shipped constants are those of a Hoppe
 FULL_WATTS: Final = 700.0
 """Board power of the H100 that they measured; below it clocks go with the cube root, as products' do."""
 CHUNKS: Final = 2
+OPTIMIZER_BYTES: Final = 12
+"""Of a parameter's float32 shard and AdamW's two moments."""
+REDUCED_BYTES: Final = 4
 CAST_BYTES: Final = 3.0
 """Bytes that a cast to 8 bits moves for each element: a read and a write; the largest value comes from the producer."""
 CASTS: Final = 4 / 6
@@ -59,6 +63,7 @@ class Case:
     size: str
     dp: int
     tp: int
+    cp: int
     batch: int
     seq: int
     recompute: str
@@ -79,14 +84,15 @@ class Cost:
 
 
 def case_of(record: Record) -> Case:
-    """The program of a row; the micro-batch of a pipeline is one of as many as there are stages."""
-    fsdp, tp, pp, batch, seq = whole(record, "fsdp", "tp", "pp", "local_batch", "seq_len")
+    """The program of a row: a pipeline's micro-batch is one of as many as there are stages, `seq` a device's part."""
+    fsdp, tp, pp, cp, batch, seq = whole(record, "fsdp", "tp", "pp", "cp", "local_batch", "seq_len")
     return Case(
         record["model"].removeprefix("llama3.1-"),
         fsdp,
         tp,
+        cp,
         max(batch // pp, 1),
-        seq,
+        seq // cp,
         record["activation_checkpointing"],
         record["compile"] == "1",
         record["float8"] not in ("no", ""),
@@ -110,16 +116,31 @@ class Titan:
     def step(self, record: Record) -> Cost:
         """A step of a row."""
         case, pp = case_of(record), whole(record, "pp")[0]
-        device = _DEVICES[record["gpu"]]
+        device, layers = _DEVICES[record["gpu"]], _LAYERS[case.size]
+        layer = self._parts(case, device)[0]
+        kept, rest = self._parts(replace(case, compiled=False, overlapped=False), device)
+        if pp == 1:
+            return Cost(rest.time + layers * layer.time, rest.nbytes + layers * kept.nbytes)
+        own, chunks = math.ceil(layers / pp), CHUNKS if record["schedule"].startswith("interleaved") else 1
+        return Cost((pp + (pp - 1) / chunks) * own * layer.time, self._stage_bytes(case, kept.nbytes, own, pp, chunks))
+
+    def _parts(self, case: Case, device: str) -> tuple[Cost, Cost]:
+        """A layer, and all that is outside of layers."""
         three, four = (self._cost(case, layers, device) for layers in (3, 4))
         layer = four.plus(three, -1.0)
-        if pp == 1:
-            return three.plus(layer, _LAYERS[case.size] - 3)
-        own = math.ceil(_LAYERS[case.size] / pp)
-        rest = three.plus(layer, -3)
-        stage = Cost(own * layer.time, rest.nbytes / 2 + pp * own * layer.nbytes)
-        bubble = (pp - 1) / (CHUNKS if record["schedule"].startswith("interleaved") else 1)
-        return Cost((pp + bubble) * stage.time, stage.nbytes)
+        return layer, three.plus(layer, -3)
+
+    def _stage_bytes(self, case: Case, layer: float, own: int, pp: int, chunks: int) -> float:
+        """Bytes of the first stage: activations of the micro-batches in flight, and weights as FSDP2 keeps them.
+
+        Under a pipeline TorchTitan does not shard again after the forward pass, and gradients are summed unsharded in
+        the type that they are reduced in until the last micro-batch.
+        """
+        parameters = self.module.layer_parameters(case.size) / case.tp
+        sharded = parameters * OPTIMIZER_BYTES / case.dp
+        unsharded = parameters * ((1 if case.float8 else 2) + REDUCED_BYTES)
+        in_flight = (pp if chunks == 1 else 2 * (pp - 1) + (chunks - 1) * pp + 1) / chunks
+        return own * (sharded + unsharded + in_flight * (layer - sharded))
 
     def _cost(self, case: Case, layers: int, device: str) -> Cost:
         program = self._program(case, layers)
@@ -157,12 +178,12 @@ class Titan:
         module = self.module
         from stablecast.frontends.torch import capture_torch
 
-        mesh = {"dp": case.dp} | ({"tp": case.tp} if case.tp > 1 else {})
+        mesh = {"dp": case.dp} | {axis: size for axis, size in (("cp", case.cp), ("tp", case.tp)) if size > 1}
 
         def build(mesh: Any) -> Any:
             return module.build_mixed(mesh, case.size, layers=layers, vocab=VOCAB, recompute=case.recompute)
 
-        step: Any = module.split_loss_step if case.tp > 1 else module.step
+        step: Any = module.split_loss_step if case.tp > 1 else module.ring_step if case.cp > 1 else module.step
         return capture_torch(build, step, lambda: module.inputs(case.batch, case.seq), mesh=mesh)
 
 
@@ -213,7 +234,7 @@ def _is_vocab(size: int) -> bool:
 
 
 def torchtitan(data: Data) -> list[Row]:
-    """Every row without context parallelism."""
+    """Every row."""
     records = data.read(_FILE)
     if data.examples is None:
         data.notes.append("torchtitan: the example programs are not at hand")
@@ -222,9 +243,6 @@ def torchtitan(data: Data) -> list[Row]:
     rows: list[Row] = []
     errors: list[float] = []
     for record in records:
-        if record["cp"] != "1":
-            data.notes.append(f"torchtitan: {_item(record)} is left out: context parallelism")
-            continue
         try:
             cost = model.step(record)
         except StablecastError as error:
@@ -257,8 +275,8 @@ def _item(record: Record) -> str:
 
 
 def _row(record: Record, cost: Cost) -> Row:
-    batch, seq, tp, pp = whole(record, "local_batch", "seq_len", "tp", "pp")
-    measured = batch * seq / (tp * pp) / number(record, "tokens_per_s_per_gpu")
+    batch, seq, tp, pp, cp = whole(record, "local_batch", "seq_len", "tp", "pp", "cp")
+    measured = batch * seq / (tp * pp * cp) / number(record, "tokens_per_s_per_gpu")
     time, low, high = (float(value) for value in cost.time)
     return Row(
         "torchtitan",

@@ -1,6 +1,7 @@
 """ASTRA-sim's configuration files: read, refused, and written from our systems."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,6 +157,19 @@ def test_what_a_link_is(two_nodes: System) -> None:
         assert content["topology"] == [name]
         assert content["bandwidth"][0] == pytest.approx(rate, rel=1e-5)
         assert content["latency"][0] == pytest.approx(latency, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "name", ["dgx-h100-superpod", "h100-roce-24k", "gb200-nvl72-superpod", "tpu-v5p-pod", "mi300x-node"]
+)
+def test_machines_of_the_catalogue_can_be_written(name: str) -> None:
+    system = Catalogue().resolve(name)
+    content = yaml.safe_load(network_yaml(system))
+    assert math.prod(content["npus_count"]) == system.count
+    for kind, rate, dim in zip(content["topology"], content["bandwidth"], system.network.dims, strict=True):
+        if dim.kind == "fat_tree":
+            assert kind == "Switch"
+            assert rate == pytest.approx(dim.bytes_per_s.value * dim.efficiency.value / 2**30, rel=1e-5)
 
 
 def test_memory_of_a_system(two_nodes: System) -> None:
