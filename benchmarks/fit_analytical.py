@@ -493,7 +493,7 @@ def _set_launches(fit: Fit, stage: str, kind: str, chosen: Sequence[Measured]) -
 
 
 def _set_older_launches(fit: Fit) -> None:
-    """NVIDIA's architectures before the first whose launch is measured take that one's: each since has a cheaper one."""
+    """NVIDIA cards before the first whose launch is measured take that one's: all since have a cheaper one."""
     cards = {int(key[3:]): key for key in fit.values if key.startswith("sm_")}
     measured = [number for number, key in cards.items() if "launch" in fit.values[key]]
     for number, key in cards.items():

@@ -45,6 +45,21 @@ def test_captures_are_kept(cache: Path) -> None:
     assert len(calls) == 2, "a broken entry is made again"
 
 
+def test_failures_are_kept(cache: Path) -> None:
+    """A model that cannot be captured is not tried again."""
+    calls: list[int] = []
+
+    def make() -> captures.Workload:
+        calls.append(1)
+        raise ValueError("no model of\n that kind")
+
+    with pytest.raises(ValueError, match="no model"):
+        captured("a model", "torch", make)
+    with pytest.raises(captures.StablecastError, match="no model of that kind"):
+        captured("a model", "torch", make)
+    assert len(calls) == 1
+
+
 def test_rows_start_at_a_capture(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row of a model that stands in for timm's: eager and compiled, FP16 autocast, its own batch."""
     torch = pytest.importorskip("torch")

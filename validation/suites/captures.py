@@ -17,7 +17,7 @@ from typing import Any, Final
 import stablecast.frontends
 from stablecast.ir import capture_file
 from stablecast.ir.device_program import DeviceProgram
-from stablecast.ir.errors import StablecastError
+from stablecast.ir.errors import InputError, StablecastError
 from stablecast.ir.reader import read
 from stablecast.ir.workload import Workload
 from stablecast.lowering import program_cache
@@ -54,13 +54,23 @@ def _versions(*packages: str) -> list[str]:
 def captured(name: str, package: str, make: Callable[[], Workload]) -> Workload:
     """The capture `name` of a model of `package`, from the cache folder or made and kept there.
 
-    A folder that cannot be written is no error.
+    A folder that cannot be written is no error. A model that could not be captured is not tried again: `InputError`
+    gives the words of the first time. Raises what `make` raises.
     """
     path = _path(name, package)
     if path.is_file():
         with contextlib.suppress(StablecastError):
             return capture_file.read(path)
-    made = make()
+    failed = path.with_suffix(".failed")
+    if failed.is_file():
+        raise InputError(failed.read_text(encoding="utf-8"))
+    try:
+        made = make()
+    except (RuntimeError, StablecastError, ValueError) as error:
+        with contextlib.suppress(OSError):
+            failed.parent.mkdir(parents=True, exist_ok=True)
+            failed.write_text(" ".join(str(error).split())[:400], encoding="utf-8")
+        raise
     with contextlib.suppress(OSError, StablecastError):
         path.parent.mkdir(parents=True, exist_ok=True)
         capture_file.write(made, path)

@@ -29,6 +29,17 @@ _TRANSCENDENTAL: Final[Mapping[str, int]] = {"gelu": 1, "tanh": 1, "pow": 1, "po
 _MILLI: Final = 1e-3
 
 
+def _timing_s(kind: str, device: Device) -> float:
+    """What the table's way of timing adds to a kernel of a kind on a device, worked out once."""
+    key = (kind, device.name)
+    if key not in _TIMING_S:
+        _TIMING_S[key] = read_measured().extra_s(f"neusight {kind}", device)
+    return _TIMING_S[key]
+
+
+_TIMING_S: Final[dict[tuple[str, str], float]] = {}
+
+
 def plain(row: KernelRow) -> KernelRow:
     """The same product without TF32."""
     return replace(row, math="fp32")
@@ -62,7 +73,7 @@ def product(device: Device, record: Record) -> Case:
         plain(row),
         number(record, "latency_ms") * _MILLI,
         f"kernel {kind}",
-        extra_s=read_measured().extra_s(f"neusight {kind}", device),
+        extra_s=_timing_s(kind, device),
     )
 
 
@@ -84,7 +95,7 @@ def vector(device: Device, record: Record) -> Case:
         vector_row(device, kind, rows, columns),
         number(record, "latency_ms") * _MILLI,
         group,
-        extra_s=read_measured().extra_s(f"neusight {kind}", device),
+        extra_s=_timing_s(kind, device),
     )
 
 

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 from stablecast.backends import kernel_specs as specs
@@ -61,8 +62,7 @@ class Node:
     @staticmethod
     def of(record: Record) -> "Node":
         forward, backward, accumulate = (parts_of(record[name]) for name in ("FwOps", "BwOps", "AccOps"))
-        shapes = tuple(tuple(shape) for shape in ast.literal_eval(record["InputShapes"] or "[]"))
-        output = tuple(ast.literal_eval(record["OutputShape"] or "()"))
+        shapes, output = shapes_of(record["InputShapes"]), shape_of(record["OutputShape"])
         readers = tuple(sorted(re.findall(r"'([^']+)'", record["Next"])))
         return Node(record["Name"], record["OpName"], forward, backward, accumulate, shapes, output, readers)
 
@@ -81,6 +81,19 @@ class Node:
         return re.split(r"[_~]", self.name)[0]
 
 
+@cache
+def shapes_of(text: str) -> tuple[Shape, ...]:
+    """`[(4, 8), (8,)]` as shapes; most nodes of a table have been seen before."""
+    return tuple(tuple(shape) for shape in ast.literal_eval(text or "[]"))
+
+
+@cache
+def shape_of(text: str) -> Shape:
+    """`(4, 8)` as a shape."""
+    return tuple(ast.literal_eval(text or "()"))
+
+
+@cache
 def parts_of(text: str) -> tuple[Part, ...]:
     return tuple((str(kind), dims) for kind, dims in ast.literal_eval(text or "[]"))
 
