@@ -19,7 +19,7 @@ from stablecast.validation.suites.base import Data, Record, Row, number, whole
 from stablecast.validation.suites.captures import captured_kernels, import_models, is_captured
 
 _MILLI: Final = 1e-3
-_KEY: Final = "neusight model, pretraining heads, gradients "
+_KEY: Final = "neusight model, heads by mode, added gradients "
 _PACKAGE: Final = "transformers"
 _EXECS: Final[Mapping[str, str]] = {"": "eager", "fusion": "inductor"}
 PEERS: Final = ("neusight", "roofline", "habitat", "micro")
@@ -78,34 +78,54 @@ def config_of(record: Record) -> str:
     return f"{record['model']}-{record['mode']}-{sequence}-{batch}"
 
 
+def _called(model: Any, tokens: Any) -> Any:
+    """The model's first result. BERT gets the mask of ones that its version of the time made and added by itself."""
+    masked = {"attention_mask": tokens.new_ones(tokens.shape)} if model.config.model_type == "bert" else {}
+    return model(tokens, **masked)[0]
+
+
+def _forward(model: Any, tokens: Any) -> Any:
+    torch: Any = importlib.import_module("torch")
+    with torch.no_grad():
+        return _called(model, tokens)
+
+
 def _gradients(model: Any, tokens: Any) -> tuple[Any, ...]:
-    """Forward, and backward from the sum of the logits; what every parameter gets."""
-    for parameter in model.parameters():
-        parameter.grad = None
-    model(tokens)[0].sum().backward()
+    """Forward, and backward from the sum of the logits; what every parameter then holds.
+
+    Gradients are added to those of the pass before: the peer's step has these additions.
+    """
+    _called(model, tokens).sum().backward()
     return tuple(parameter.grad for parameter in model.parameters())
 
 
 def _capture(path: Path, batch: int, sequence: int, training: bool) -> Workload:
-    """Forward, or forward and backward, of the model that a configuration describes."""
+    """Forward, or forward and backward, of the model that a configuration describes.
+
+    BERT ran with its head for sequences, in training with those for pretraining: so say the peer's operator graphs.
+    """
     torch: Any = importlib.import_module("torch")
     hub: Any = import_models("transformers")
-    from stablecast.frontends.torch import capture_module, capture_torch
+    from stablecast.frontends.torch import capture_torch
 
     config = hub.AutoConfig.for_model(**_content(path))
     config.use_cache = False
     config._attn_implementation = "eager"
-    made = hub.AutoModelForPreTraining if config.model_type == "bert" else hub.AutoModelForCausalLM
-    if training:
-        return capture_torch(
-            lambda: made.from_config(config).train(),
-            _gradients,
-            lambda: (torch.zeros(batch, sequence, dtype=torch.int64),),
-            name=path.stem,
-        )
-    with torch.device("meta"):
-        model = made.from_config(config)
-    return capture_module(model.eval(), torch.empty(batch, sequence, dtype=torch.int64, device="meta"), mode="forward")
+    of_bert = hub.AutoModelForPreTraining if training else hub.AutoModelForSequenceClassification
+    made = of_bert if config.model_type == "bert" else hub.AutoModelForCausalLM
+
+    def build() -> Any:
+        model = made.from_config(config).train(training)
+        for parameter in model.parameters() if training else ():
+            parameter.grad = torch.zeros_like(parameter)
+        return model
+
+    return capture_torch(
+        build,
+        _gradients if training else _forward,
+        lambda: (torch.zeros(batch, sequence, dtype=torch.int64),),
+        name=path.stem,
+    )
 
 
 def _content(path: Path) -> dict[str, Any]:
