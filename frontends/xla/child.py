@@ -12,6 +12,15 @@ import sys
 from typing import Any
 
 
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+"""No accelerator is looked for: neither the machine's own nor a TPU that other processes must not share."""
+
+
 def compile_module(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
     """The module in `data` compiled as `request` says: memory in bytes by kind, and the optimised HLO text."""
     from stablecast.ir import mlir
@@ -41,7 +50,7 @@ def main() -> None:
     os.dup2(2, 1)
     request = json.loads(sys.stdin.buffer.readline())
     data = sys.stdin.buffer.read()
-    os.environ.update({"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TF_CPP_MIN_LOG_LEVEL": "2"})
+    os.environ.update(_ENVIRONMENT)
     try:
         header, body = compile_module(request, data)
     except Exception as error:
