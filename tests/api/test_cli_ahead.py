@@ -67,7 +67,7 @@ def test_a_dump_is_not_compiled_again(dump: Path) -> None:
 
 def test_unknown_execution_models_are_named() -> None:
     with pytest.raises(InputError, match=r"known: .*xla-aot"):
-        Session("x.mlir", Options(exec="fast"))
+        Session("x.mlir", Options(exec="quick"))
 
 
 def captured(tmp_path: Path) -> Session:

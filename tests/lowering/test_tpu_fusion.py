@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from stablecast.ir.device_program import DeviceProgram, Kernel
 from stablecast.ir.kernels import KernelRow
@@ -126,3 +127,14 @@ def test_one_product_a_kernel(lowered: Lower) -> None:
 
     made = rows(lowered, step, bf16(M, K), bf16(K, N), bf16(N, K))
     assert sizes(made) == [("matmul", X + W, Y), ("matmul", Y + W, X)]
+
+
+def test_gathered_rows_are_stored(lowered: Lower) -> None:
+    def step(x: Any, order: Any, w: Any) -> Any:
+        return jnp.tanh(x[order]) @ w
+
+    made = rows(lowered, step, bf16(M, K), jax.ShapeDtypeStruct((M,), jnp.int32), bf16(K, N))
+    assert [row.klass == "matmul" for row in made] == [False, True]
+    assert [row.bytes_written for row in made] == [X, Y]
+    assert made[0].bytes_read == pytest.approx(X, rel=0.1)
+    assert made[1].bytes_read == X + W
