@@ -11,7 +11,6 @@ import resource
 import sys
 from typing import Any
 
-
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",

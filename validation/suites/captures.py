@@ -57,7 +57,16 @@ def captured(name: str, package: str, make: Callable[[], Workload]) -> Workload:
     A folder that cannot be written is no error. A model that could not be captured is not tried again: `InputError`
     gives the words of the first time. Raises what `make` raises.
     """
-    path = _path(name, package)
+    return _kept(_path(name, package), make)
+
+
+def captured_example(folder: Path, package: str, choices: object, make: Callable[[], Workload]) -> Workload:
+    """As `captured`, for an example program below `folder`, written in `package`; `choices`: script and settings."""
+    key = hashlib.sha256(f"{_examples_state(folder, package)}\n{choices!r}".encode()).hexdigest()[:32]
+    return _kept(program_cache.folder() / "captures" / f"{key}.sc", make)
+
+
+def _kept(path: Path, make: Callable[[], Workload]) -> Workload:
     if path.is_file():
         with contextlib.suppress(StablecastError):
             return capture_file.read(path)
@@ -66,7 +75,7 @@ def captured(name: str, package: str, make: Callable[[], Workload]) -> Workload:
         raise InputError(failed.read_text(encoding="utf-8"))
     try:
         made = make()
-    except (RuntimeError, StablecastError, ValueError) as error:
+    except (InputError, ValueError) as error:
         with contextlib.suppress(OSError):
             failed.parent.mkdir(parents=True, exist_ok=True)
             failed.write_text(" ".join(str(error).split())[:400], encoding="utf-8")

@@ -20,7 +20,7 @@ from stablecast.lowering.device import Target, lower
 from stablecast.lowering.partition import partition
 from stablecast.lowering.products import TF32_ARITHMETIC, TPU_ARITHMETIC, Arithmetic
 from stablecast.validation.suites.base import Data, Record, Row, half_digit, number
-from stablecast.validation.suites.captures import example_kernels, module_kernels
+from stablecast.validation.suites.captures import captured_example, example_kernels, module_kernels
 
 _FIXTURE: Final = "hespas/resnet_50_train_step_4_devices_1024_batch.mlir.gz"
 _SYSTEMS: Final[Mapping[str, tuple[str, int, str]]] = {
@@ -83,7 +83,11 @@ def _example(data: Data, workload: str, devices: int, platform: str) -> DevicePr
 
     def made() -> DeviceProgram:
         options = ArgumentOptions(settings=settings)
-        return lowered(capture_script(f"{folder / script}:train_step", options, platform=platform), platform)
+        choices = (script, settings, platform)
+        workload = captured_example(
+            folder, "jax", choices, lambda: capture_script(f"{folder / script}:train_step", options, platform=platform)
+        )
+        return lowered(workload, platform)
 
     try:
         return example_kernels(folder, "jax", (script, settings, platform, _arithmetic(platform)), made)
