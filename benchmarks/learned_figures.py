@@ -21,6 +21,7 @@ from stablecast.backends.learned.rates import MODELS, read_measured
 from stablecast.backends.registry import parse_choice
 from stablecast.validation.accuracy import AccuracyReport, append_log, model_hash
 from stablecast.validation.suites import SUITES, Data, Row, neusight_models
+from stablecast.validation.suites.kernels import DEEPBENCH
 
 ROOT = Path(__file__).parent.parent
 ONE_GEMM = 4096
@@ -82,7 +83,9 @@ def of_rows(name: str, must: float | None, aim: float, rows: Iterable[Row]) -> l
     return [Figure(name, must, aim, len(own), *values, *peer)]
 
 
-def of_card(name: str, must: float, aim: float, key: str, *devices: str, part: str = "seen_devices") -> list[Figure]:
+def of_card(
+    name: str, must: float, aim: float, key: str, *devices: str, part: str = "seen_devices", on_median: bool = False
+) -> list[Figure]:
     """The figure of rows left out of training, from a model's card; devices weigh by their rows."""
     path = MODELS / f"{key}.json"
     if not path.is_file():
@@ -95,7 +98,7 @@ def of_card(name: str, must: float, aim: float, key: str, *devices: str, part: s
     means = [
         float(np.average([entry[x] for entry in errors], weights=weight)) for x in ("mape", "median", "p90", "bias")
     ]
-    return [Figure(name, must, aim, int(weight.sum()), *means)]
+    return [Figure(name, must, aim, int(weight.sum()), *means, on_median=on_median)]
 
 
 def neusight(rows: Sequence[Row], one: Sequence[Row]) -> list[Figure]:
@@ -161,7 +164,9 @@ def cards() -> list[Figure]:
             "t4",
             "a100-pcie-80gb",
         ),
+        *of_card("convolutions, unseen shapes (DeepBench, fp32)", 15, 10, "conv-fp32-gpu", *DEEPBENCH.values()),
         *of_card("convolutions, unseen shapes (DeepBench, fp16)", 15, 10, "conv-half-gpu", "v100-sxm2"),
+        *of_card("TPU v4 elementwise (median)", 1.5, 1, "elementwise-half-tpu", "tpu-v4", on_median=True),
         *tables(),
     ]
 
@@ -175,8 +180,15 @@ def tables() -> list[Figure]:
         ("TPU v4 products to 1024", 5.5, 4.5, "matmul-half-tpu", lambda t: t == "tpu_v4 products to 1024", False),
         ("TPU v4 products to 4096", 6, 5, "matmul-half-tpu", lambda t: t == "tpu_v4 products to 4096", False),
         ("TPU v4 products, misaligned", 16, 10, "matmul-half-tpu", lambda t: t == "tpu_v4 products misaligned", False),
-        ("TPU v4 elementwise (median)", 1.5, 1, "elementwise-half-tpu", lambda t: t == "tpu_v4 elementwise", True),
-    )  # fmt: skip
+        (
+            "TPU v4 elementwise, of known shape (median)",
+            1.5,
+            1,
+            "elementwise-half-tpu",
+            lambda t: t == "tpu_v4 elementwise",
+            True,
+        ),
+    )
     for name, must, aim, key, want, on_median in wanted:
         path = MODELS / f"{key}.json"
         if not path.is_file():

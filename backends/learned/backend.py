@@ -18,7 +18,7 @@ from stablecast.ir.kernels import KernelTable
 
 _CORRECTION_MAX: Final = 3.0
 _HALVINGS: Final = 24
-_SHORT: Final = 40.0
+_SHORT: Final = 8.0
 Grouping = Callable[[KernelTable, Device], Iterator[tuple[Model, BoolArray]]]
 
 
@@ -50,19 +50,20 @@ class LearnedBackend:
         """Times of all rows; those without a model get the base alone, with the analytical source."""
         rates = rates_for(device, self.folder)
         priced = _price(self._groups, kernels, device, rates)
-        time = self._never_faster(kernels, device, rates, priced.time_s)
+        time = self._never_faster(kernels, device, rates, priced)
         low = np.minimum(np.maximum(time * np.exp(priced.low), priced.floor_s), time)
         high = np.maximum(time * np.exp(priced.high), time)
         return Estimates(time, low, high, priced.source, priced.bound)
 
-    def _never_faster(self, kernels: KernelTable, device: Device, rates: Rates, time_s: FloatArray) -> FloatArray:
+    def _never_faster(self, kernels: KernelTable, device: Device, rates: Rates, whole: "_Priced") -> FloatArray:
         """No less than the time of half the batch, of a quarter and so on while kernels stay short.
 
-        Trees step up and down; where work outweighs the launch, the base grows faster than they step. Kernels that
-        halving makes equal are priced once.
+        Trees step up and down; where work outweighs the launch eight times, half of it takes less by 1.8 times in the
+        base, and they do not step as far. Kernels that halving makes equal are priced once.
         """
         halvings: list[_Halving] = []
-        time, index, table = time_s.copy(), np.arange(len(kernels)), kernels
+        index = np.flatnonzero(whole.time_s < _SHORT * whole.launch_s)
+        time, table = whole.time_s.copy(), _rows_of(kernels, index)
         while len(halvings) < _HALVINGS and (found := _half_batch(table)) is not None:
             first, position = distinct(found[1])
             index, table = index[found[0]], _rows_of(found[1], first)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from stablecast.ir.kernels import KernelTable
 
 IndexArray = npt.NDArray[np.intp]
-_NAMES_ONLY: Final = ("label", "library", "estimated_cycles")
+_NAMES_ONLY: Final = ("label", "estimated_cycles")
 _FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT: Final = np.uint64(29)
 

@@ -23,8 +23,11 @@ KINDS: Final = (*PRODUCTS, *STREAMS, *ATTENTION)
 _TILES: Final = ((256, 128), (128, 128), (64, 64))
 _POWER: Final = ("power", "power.fma")
 """Constants for devices whose clock under load follows from another's; `Rates` knows that of each device."""
+
+_EXPERT_TILES: Final = (16, 64, 128)
 _TINY: Final = 1e-30
 _FAMILY_OF_TYPE: Final[Mapping[str, str]] = {"f32": "fp32", "f16": "half", "bf16": "half"}
+_SOURCES: Final[Mapping[str, float]] = {"trtllm": 0.0, "vllm": 1.0, "sglang": 2.0, "torch": 3.0, "xla": 4.0}
 _GENERATIONS: Final = (
     "sm_52", "gfx900", "sm_60", "sm_61", "sm_70", "sm_75", "gfx908", "sm_80", "sm_86", "gfx90a", "sm_89", "sm_90",
     "gfx942", "sm_100", "sm_103", "gfx950", "sm_120", "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x",
@@ -84,9 +87,13 @@ class Base:
 
 
 def sustained_constants(device: Device, rates: Rates) -> Constants:
-    """The analytical constants of `device` with what it is known or ruled to sustain in their place."""
+    """The analytical constants of `device` (those that the models rest on, where they say so) with what it is known or
+    ruled to sustain in their place, whatever its board's power."""
     constants = constants_for(device)
-    named = {name: value for name, value in constants.by_name.items() if name not in _POWER}
+    named = dict(constants.by_name)
+    if rates.base is not None:
+        named |= constants_for(device, rates.base).by_name
+    named = {name: value for name, value in named.items() if name not in _POWER}
     for name, value in rates.analytical().items():
         named[name] = Constant(value, "learned", device.name)
     return replace(constants, by_name=named)
@@ -171,22 +178,108 @@ def _product(kind: str, table: KernelTable, base: Base, mask: BoolArray, device:
         "out_width": _log(base.rows.table.bytes_written[mask] / np.maximum(batch * m * n, 1.0)),
     }
     if device.kind == "tpu":
-        found["padded"] = _log(np.ceil(m / 8.0) * np.ceil(n / 128.0) * np.ceil(k / 128.0))
-        found["ragged"] = 4.0 * (m % 128 > 0) + 2.0 * (n % 128 > 0) + (k % 128 > 0)
+        found |= _registers(m, n, k)
     for high, wide in _TILES:
         waves = batch * np.ceil(m / high) * np.ceil(n / wide) / cores
         found[f"waves_{high}x{wide}"] = _log(waves)
         found[f"last_wave_{high}x{wide}"] = np.ceil(waves) / waves if kind != "moe" else np.ones(len(m))
         filled = (m / (np.ceil(m / high) * high)) * (n / (np.ceil(n / wide) * wide))
         found[f"filled_{high}x{wide}"] = filled
+    else:
+        found["source"] = _source(table.library[mask])
     if kind == "conv":
-        window = ("cc", "co", "ch", "cr", "cs", "stride", "lhs_dilation", "rhs_dilation", "groups", "cn")
-        found |= {name: _log(_column(table, name, mask)) for name in window}
-        found["pad"] = np.asarray(table.pad[mask], dtype=np.float64)
-        found["backward"] = (table.direction[mask] == "bwd").astype(np.float64)
+        found |= _convolution(table, mask)
     if kind == "moe":
-        found |= {name: _log(_column(table, name, mask)) for name in ("experts", "topk")}
-        found["skew"] = _skew(table.epilogue[mask])
+        found |= _experts(table, mask, cores)
+    return found
+
+
+def _registers(m: FloatArray, n: FloatArray, k: FloatArray) -> dict[str, FloatArray]:
+    """How a product fills registers of 8 x 128 and a matrix unit of 128 x 128.
+
+    `turned`: a result wider than high whose rows are not whole registers; those that run at half speed on a TPU v4 are.
+    """
+    ragged_m, ragged_n, ragged_k = m % 128 > 0, n % 128 > 0, k % 128 > 0
+    return {
+        "padded": _log(np.ceil(m / 8.0) * np.ceil(n / 128.0) * np.ceil(k / 128.0)),
+        "ragged": 4.0 * ragged_m + 2.0 * ragged_n + ragged_k,
+        "ragged_n": ragged_n.astype(np.float64),
+        "ragged_k": ragged_k.astype(np.float64),
+        "turned": (ragged_n & (n > m)).astype(np.float64),
+        "result": _log(m * n),
+        "first": _log(m * k),
+        "second": _log(k * n),
+    }
+
+
+def _source(library: TextArray) -> FloatArray:
+    """Whose kernels these are, 0 where nobody said; each chooses among the same library's products in its own way."""
+    found = np.zeros(len(library))
+    for name in np.unique(library):
+        found[library == name] = _SOURCES.get(str(name), 0.0)
+    return found
+
+
+def _convolution(table: KernelTable, mask: BoolArray) -> dict[str, FloatArray]:
+    """The convolution whose pass this is, by the sizes of its forward pass whatever the direction.
+
+    Gradients come as convolutions of their own: by the input with the output's gradient as image, by the weights with
+    batch and channels changing places and the output's gradient as window.
+    """
+    cn, ch, cw, cc, co, cr, cs, m = (
+        _column(table, name, mask) for name in ("cn", "ch", "cw", "cc", "co", "cr", "cs", "m")
+    )
+    backward = table.direction[mask] == "bwd"
+    by_weights = backward & (cr * cs > m / cn)
+    by_input = backward & ~by_weights
+    images = np.where(by_weights, cc, cn)
+    channels = np.where(by_weights, cn, np.where(by_input, co, cc))
+    filters = np.where(by_input, cc, co)
+    positions = np.where(by_weights, cr * cs, np.where(by_input, ch * cw, m / cn))
+    window = np.where(by_weights, m / cn, cr * cs)
+    stride, input_stride, weight_stride = (
+        _column(table, name, mask) for name in ("stride", "lhs_dilation", "rhs_dilation")
+    )
+    window_of_row = ("cc", "co", "ch", "cr", "cs", "stride", "lhs_dilation", "rhs_dilation", "groups", "cn")
+    return {name: _log(_column(table, name, mask)) for name in window_of_row} | {
+        "images": _log(images),
+        "channels": _log(channels),
+        "filters": _log(filters),
+        "positions": _log(positions),
+        "window": _log(window),
+        "step": np.where(by_weights, weight_stride, np.where(by_input, input_stride, stride)),
+        "direction": by_input + 2.0 * by_weights,
+        "pixels": _log(images * positions),
+        "reach": _log(channels * window),
+        "narrowing": _log(channels / filters),
+        "flatness": _log(images * positions / np.sqrt(channels * filters)),
+        "even_channels": _alignment(channels),
+        "even_filters": _alignment(filters),
+        "pad": np.asarray(table.pad[mask], dtype=np.float64),
+        "backward": backward.astype(np.float64),
+    }
+
+
+def _experts(table: KernelTable, mask: BoolArray, cores: float) -> dict[str, FloatArray]:
+    """How tokens spread over experts, and how the two products of an expert fill tiles: to its inner size, and back."""
+    batch, m, n, k = (_column(table, name, mask) for name in ("batch", "m", "n", "k"))
+    experts, width = _column(table, "experts", mask), n / 3.0
+    found = {name: _log(_column(table, name, mask)) for name in ("experts", "topk")}
+    found |= {
+        "skew": _skew(table.epilogue[mask]),
+        "tokens": _log(_column(table, "elems", mask) / k),
+        "width": _log(width),
+        "visits": _log(batch * m),
+        "per_expert": _log(batch * m / experts),
+        "reached": batch / experts,
+        "weights": _log(width * k),
+        "even_width": _alignment(width),
+    }
+    for high in _EXPERT_TILES:
+        blocks = batch * np.ceil(m / high) / cores
+        found[f"first_{high}"] = _log(blocks * np.ceil(2.0 * width / 128.0))
+        found[f"second_{high}"] = _log(blocks * np.ceil(k / 128.0))
+        found[f"filled_{high}"] = m / (np.ceil(m / high) * high)
     return found
 
 

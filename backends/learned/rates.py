@@ -20,6 +20,8 @@ from stablecast.ir.errors import InputError
 
 MODELS: Final = Path(__file__).parent.parent / "models" / "learned"
 DEVICES_FILE: Final = "devices.json"
+BASE_FILE: Final = "base.yaml"
+"""The analytical constants that a folder's models were trained on: later ones must not move what they correct."""
 FAMILIES: Final = ("fp32", "tf32", "half", "fp8", "int8")
 MEMORY: Final = "memory"
 REDUCE: Final = "reduce"
@@ -58,9 +60,11 @@ class Share:
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Sustained shares by family (`FAMILIES`), of the memory rate by streams (`memory`) and by kernels that fold rows
-    (`reduce`); what is not there is not known."""
+    (`reduce`); what is not there is not known. `base`: the file of analytical constants under them, None for those of
+    the analytical backend."""
 
     shares: Mapping[str, Share]
+    base: Path | None = None
 
     def analytical(self) -> dict[str, float]:
         """The same as constants of the analytical model, by their names there."""
@@ -341,7 +345,17 @@ def read_measured(folder: Path = MODELS) -> Measured:
 def rates_for(device: Device, folder: Path = MODELS) -> Rates:
     """What `device` sustains: its own calibration, else measured, else the rule."""
     measured = read_measured(folder)
-    known = measured.devices.get(device.name, {})
+    return resolved(device, measured.devices.get(device.name, {}), measured.rule, base_file(folder))
+
+
+def base_file(folder: Path) -> Path | None:
+    """The file of analytical constants that the models of a folder rest on, None where it has none of its own."""
+    path = folder / BASE_FILE
+    return path if path.is_file() else None
+
+
+def resolved(device: Device, known: Mapping[str, Share], rule: Rule, base: Path | None = None) -> Rates:
+    """What `device` sustains: its own calibration, else what is `known` of it, else by `rule`."""
     shares: dict[str, Share] = {}
     for family in (*FAMILIES, MEMORY):
         own = device.sustained.get(family)
@@ -350,23 +364,24 @@ def rates_for(device: Device, folder: Path = MODELS) -> Rates:
         elif family in known:
             shares[family] = known[family]
         elif family == MEMORY:
-            if (value := measured.rule.memory_share(device)) is not None:
+            if (value := rule.memory_share(device)) is not None:
                 shares[family] = Share(value, "boards of the same chip, else with the same kind of memory", False)
-        elif (value := measured.rule.share(device, family)) is not None:
+        elif (value := rule.share(device, family)) is not None:
             shares[family] = Share(value, "clock rule for devices that nobody measured", False)
-    if MEMORY in shares and (value := _reduce_share(device, shares[MEMORY].value)) is not None:
+    if MEMORY in shares and (value := _reduce_share(device, shares[MEMORY].value, base)) is not None:
         shares[REDUCE] = Share(value, "that of streams times the trend of their ratio over the vendor's years", False)
-    return Rates(shares)
+    return Rates(shares, base)
 
 
-def _reduce_share(device: Device, stream: float) -> float | None:
+def _reduce_share(device: Device, stream: float, base: Path | None) -> float | None:
     """The share of the memory rate in kernels that fold rows, where no table measures the architecture; else None.
 
     Measured architectures come ever closer to their streams: of NVIDIA's, one left out at a time, the trend of the
     ratio is off by 8 %, its median by 11 %, the median of the shares themselves by 19 %.
     """
     key, kind = architecture_key(device), device.kind
-    ratios = {name: ratio for name, section in read_constants().items() if (ratio := _fitted_ratio(section))}
+    sections = read_constants() if base is None else read_constants(base)
+    ratios = {name: ratio for name, section in sections.items() if (ratio := _fitted_ratio(section))}
     vendor = key[:2]
     alike = {name: ratio for name, ratio in ratios.items() if name.startswith(vendor)}
     if kind != "gpu" or key in ratios or not alike:

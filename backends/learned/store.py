@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from stablecast.backends.analytical.constants import CONSTANTS_FILE
 from stablecast.backends.estimates import BoolArray, FloatArray
-from stablecast.backends.learned.rates import MODELS
+from stablecast.backends.learned.rates import BASE_FILE, MODELS, base_file
 from stablecast.backends.learned.smooth import Quadratic
 from stablecast.backends.learned.trees import Trees
 from stablecast.ir.errors import InputError
@@ -115,6 +116,17 @@ def write_json(value: Any, path: Path) -> None:
     temporary = path.with_name(f".{path.name}")
     temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     temporary.replace(path)
+
+
+def write_base(folder: Path) -> None:
+    """Keep the analytical constants of today beside the models that correct them."""
+    (folder / BASE_FILE).write_text(CONSTANTS_FILE.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def has_todays_base(folder: Path) -> bool:
+    """Whether the models of a folder rest on the analytical constants of today."""
+    path = base_file(folder)
+    return path is not None and path.read_text(encoding="utf-8") == CONSTANTS_FILE.read_text(encoding="utf-8")
 
 
 def read_model(key: str, folder: Path = MODELS) -> Model | None:

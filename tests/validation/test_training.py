@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 
 import stablecast.validation.training
+from stablecast.backends import kernel_specs as specs
+from stablecast.backends.catalogue import Catalogue
+from stablecast.backends.learned import frame
+from stablecast.backends.learned.rates import Rates
 from stablecast.ir.errors import InputError
-from stablecast.validation.training import run
+from stablecast.ir.kernels import KernelTable
+from stablecast.validation.suites import neusight
+from stablecast.validation.training import run, tables
 from stablecast.validation.training.reader import TRAINING_FILES, TrainingTables
 from stablecast.validation.training.sources import sources
 
@@ -84,7 +90,7 @@ def test_the_same_tables_give_the_same_files(tmp_path: Path, monkeypatch: pytest
     data = _tables(tmp_path / "data")
     results = [train(data, (), tmp_path / name, date="2026-01-01") for name in ("first", "second")]
     names = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert names == ["devices.json", "matmul-half-gpu.json", "matmul-half-gpu.npz"]
+    assert names == ["base.yaml", "devices.json", "matmul-half-gpu.json", "matmul-half-gpu.npz"]
     for name in names:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
     card = results[0].models[0].card
@@ -92,6 +98,16 @@ def test_the_same_tables_give_the_same_files(tmp_path: Path, monkeypatch: pytest
     assert 0.6 < card["coverage"]["a100-sxm-80gb"]["covered"] <= 1.0
     assert "matmul-half-gpu" in results[0].summary()
     assert results[0].missing
+
+
+def test_one_family_is_not_trained_on_other_constants(tmp_path: Path) -> None:
+    from stablecast.validation.training.run import train
+
+    data = _tables(tmp_path / "data")
+    (tmp_path / "devices.json").write_text("{}")
+    (tmp_path / "base.yaml").write_text("gpu: {}\n")
+    with pytest.raises(InputError, match="rest on other analytical constants"):
+        train(data, ("matmul",), tmp_path)
 
 
 def test_unknown_names_and_empty_folders(tmp_path: Path) -> None:
@@ -109,3 +125,16 @@ def test_one_family_reads_what_every_sustained_share_comes_from() -> None:
     names = {source.name for source in run._chosen(list(sources()), ("matmul-half",))}
     assert {"vidur add", "neusight train vector", "neusight train linear", "vidur mlp_up_proj"} <= names
     assert not {"vidur emb", "aiconfigurator moe", "neusight train bmm"} & names
+
+
+def test_timing_that_grew_along_a_table_is_taken_off_row_by_row() -> None:
+    """Convolutions whose host time grows from 50 to 250 us while the table is taken: found within 10 us."""
+    device = Catalogue().device("v100-pcie")
+    generator = np.random.default_rng(0)
+    channels = np.exp2(generator.uniform(3, 9, (640, 2))).astype(int).tolist()
+    rows = [neusight.plain(specs.conv2d(device, "f32", 8, 14, 14, c, co, 3, 3, 1, 1)) for c, co in channels]
+    table, place = KernelTable.of(rows), np.arange(640) / 640
+    base = frame.base_of(table, device, Rates({}))
+    added = 50e-6 + 200e-6 * place
+    found = tables._drifting(table, device, base.launch_s + base.core_s + added, place)
+    assert np.abs(found - added).max() < 10e-6

@@ -31,7 +31,7 @@ _XLA_TYPES: Final[Mapping[str, str]] = {"bf16": "bf16", "f32": "f32", "f16": "f1
 _VIDUR: Final[Mapping[str, str]] = {"a100": "a100-sxm-80gb", "a40": "a40"}
 _TPU_INPUTS: Final[Mapping[str, int]] = {"add": 2, "mul": 2, "sub": 2, "div": 2}
 _TPU_OPERATIONS: Final[Mapping[str, int]] = {
-    **dict.fromkeys(("binary", "binary_step", "linear"), 2),
+    **dict.fromkeys(("binary", "binary_step"), 2),
     **dict.fromkeys(("leaky", "leaky_relu", "sigmoid"), 3),
     **dict.fromkeys(("parametric", "parametric_relu", "elu"), 4),
     **dict.fromkeys(("selu", "div"), 5),
@@ -157,6 +157,8 @@ def tpu_v4(data: Data) -> list[Row]:
 
 
 TPU_SERIES: Final = frozenset({"data_add_1d_1", "data_add_2d_1", "data_ele", "data_act1", "data_act2"})
+TPU_SHAPELESS: Final = frozenset({"data_act1"})
+"""Series whose rows say how many elements, not of which shape: equal ones take up to 1.4 times as long as others."""
 
 
 def tpu_product(device: Device, record: Record) -> Case:

@@ -13,8 +13,8 @@ import numpy as np
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.learned import clocks
 from stablecast.backends.learned.fitting import Measured, Setting, train_model
-from stablecast.backends.learned.rates import DEVICES_FILE, MEMORY, MODELS, Rates, Rule, Share, chip_of
-from stablecast.backends.learned.store import Model, key_of, write_json, write_model
+from stablecast.backends.learned.rates import DEVICES_FILE, MEMORY, MODELS, Rule, Share, chip_of, resolved
+from stablecast.backends.learned.store import Model, has_todays_base, key_of, write_base, write_json, write_model
 from stablecast.ir.errors import InputError, near_names
 from stablecast.ir.text import percent, table
 from stablecast.validation.training.reader import TrainingTables
@@ -23,8 +23,13 @@ from stablecast.validation.training.tables import Source, measured
 
 SETTINGS: Final[Mapping[str, Setting]] = {
     "attention_prefill-half-tpu": Setting(quadratic=3.0),
-    "matmul-half-gpu": Setting(trees=450, rate=0.12),
+    "conv-half-gpu": Setting(leaves=8, rate=0.05, least_rows=5),
+    "elementwise-half-tpu": Setting(trees=600, rate=0.05, quadratic=3.0),
+    "matmul-fp8-gpu": Setting(trees=450, rate=0.12, features=0.5),
+    "matmul-half-gpu": Setting(trees=450, rate=0.12, features=0.4),
+    "matmul-half-tpu": Setting(trees=600, rate=0.08, least_rows=3, features=0.3),
     "matmul-int8-gpu": Setting(quadratic=3.0),
+    "moe-half-gpu": Setting(trees=600, rate=0.06, features=0.3),
 }
 """Settings of models that rows left out of training chose differently from the common one, by key."""
 
@@ -92,10 +97,12 @@ def train(
 ) -> Trained:
     """Train every model that the tables under `data` allow, or those of the kinds, families or keys in `only`.
 
-    Writes `folder/KEY.npz` and `KEY.json` for each, and `devices.json` with clocks and rule (kept as it is where `only`
-    is given and it exists). `date`: what the cards say, by default today. `known`: the tables to choose from, all of
-    `sources()` unless given. Raises `InputError` for unknown names and
-    where `data` holds no training table.
+    Writes `folder/KEY.npz` and `KEY.json` for each, and `devices.json` with clocks and rule and `base.yaml` with the
+    analytical constants under all (both kept as they are where `only` is given and they exist). `date`: what the cards
+    say, by default today. `known`: the tables to choose from, all of `sources()` unless given.
+
+    Raises `InputError` for unknown names, where `data` holds no training table, and where `only` some are asked for and
+    the others rest on other analytical constants.
     """
     tables, catalogue = TrainingTables(data), Catalogue()
     result = Trained(folder)
@@ -110,6 +117,9 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     if not only or not (folder / DEVICES_FILE).is_file():
         write_json(result.clocks, folder / DEVICES_FILE)
+        write_base(folder)
+    elif not has_todays_base(folder):
+        raise InputError(f"the models in {folder} rest on other analytical constants", "train all of them")
     stamp = {"date": date or datetime.now(UTC).strftime("%Y-%m-%d"), "versions": versions(), "files": tables.hashes}
     asked = [(source, data) for source, data in read if _is_asked(source, only)]
     for (kind, family, kind_of_device), parts in _by_model(asked, observations, rule).items():
@@ -177,10 +187,8 @@ def _by_model(
             rules[chip] = clocks.make_rule(
                 [one for one in observations if one.chip != chip], rule.exponent, rule.by_lanes
             )
-        seen = Rates(by_device.get(device.name, {}))
-        guess = rules[chip].share(device, source.family)
-        ruled = Rates({source.family: Share(guess, "rule", False)} if guess is not None else {})
-        part = replace(data, rates=seen, ruled=ruled)
+        seen = resolved(device, by_device.get(device.name, {}), rule)
+        part = replace(data, rates=seen, ruled=resolved(replace(device, sustained={}), {}, rules[chip]))
         found.setdefault((source.kind, source.family, device.kind), []).append(part)
     return found
 
@@ -203,10 +211,11 @@ def _clocks(observations: Sequence[clocks.Observation], rule: Rule, errors: Mapp
 
 
 def _timing(read: Sequence[tuple[Source, Measured]]) -> dict[str, dict[str, float]]:
-    """What each way of timing adds to a kernel, seconds, by its name and device."""
+    """What each way of timing adds to a kernel, seconds, by its name and device; of a table where that grew, what it
+    added to the first row."""
     found: dict[str, dict[str, float]] = {}
     for _, data in read:
-        for label, extra in dict(zip(data.timing, data.extra_s.tolist(), strict=True)).items():
+        for label, extra in dict(zip(data.timing[::-1], data.extra_s.tolist()[::-1], strict=True)).items():
             if label:
                 found.setdefault(label, {})[data.device.name] = round(extra, 9)
     return {label: dict(sorted(devices.items())) for label, devices in sorted(found.items())}

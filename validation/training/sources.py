@@ -134,6 +134,7 @@ def _neusight() -> Iterator[Source]:
         _joined("batch", "in_channels", "out_channels", "kernel_size", "input_hw", "stride", "padding"),
         timing=op,
         longest_s=THROTTLED,
+        drifts=True,
     )
 
 
@@ -159,6 +160,7 @@ def _aiconfigurator() -> Iterator[Source]:
                 time,
                 _joined("n", "k"),
                 rows=9000 if family == "half" else 14000,
+                library=framework,
             )
         shape = _joined("num_heads", "num_key_value_heads", "head_dim", "window_size", "batch_size")
         for phase, kernel in (("context", _prefill), ("generation", _decode)):
@@ -243,6 +245,7 @@ def _xla() -> Iterator[Source]:
                 _joined("m", "n", "k"),
                 device="device_key",
                 timing=lambda record: "xla",
+                library="xla",
             )
 
     yield Source(
@@ -285,6 +288,7 @@ def _vidur() -> Iterator[Source]:
             _joined("model"),
             device="gpu",
             rows=2500,
+            library="torch",
         )
 
 
@@ -397,17 +401,21 @@ def _tpu_v4() -> Iterator[Source]:
         shape,
         device="",
     )
-    yield Source(
-        "tpu_v4 elementwise",
-        "tpu_v4_kernels/nonmatmul_fp16.csv",
-        everywhere,
-        "elementwise",
-        "half",
-        _only(_case(cases.tpu_elementwise), "series", *sorted(cases.TPU_SERIES)),
-        _column("mean_us", _MICRO),
-        _joined("shape", "elements", "op"),
-        device="",
-    )
+    for name, series in (
+        ("tpu_v4 elementwise", cases.TPU_SERIES - cases.TPU_SHAPELESS),
+        ("tpu_v4 elementwise without shapes", cases.TPU_SHAPELESS),
+    ):
+        yield Source(
+            name,
+            "tpu_v4_kernels/nonmatmul_fp16.csv",
+            everywhere,
+            "elementwise",
+            "half",
+            _only(_case(cases.tpu_elementwise), "series", *sorted(series)),
+            _column("mean_us", _MICRO),
+            _joined("shape", "elements", "op"),
+            device="",
+        )
 
 
 def _tpu_v6e() -> Iterator[Source]:

@@ -1,7 +1,7 @@
 """Training tables as measured kernels: which rows, on which device, of which kind, how they were timed and grouped."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -28,7 +28,8 @@ class Source:
     that do not count. `seconds`: measured time of a record. `group`: rows with equal text are never split. `timing`:
     rows with equal text share what the way of timing adds; empty where kernels were timed alone on the device.
     `rows`: at most so many a device. `longest_s`: longer rows do not count, by device. `clocks`: only the sustained
-    rates are read from it, no model learns from it.
+    rates are read from it, no model learns from it. `library`: whose kernels they are. `drifts`: what the way of timing
+    adds grew while the table was taken, so that it depends on a row's place in the file.
     """
 
     name: str
@@ -44,6 +45,8 @@ class Source:
     rows: int = 12000
     longest_s: Mapping[str, float] = field(default_factory=dict[str, float])
     clocks: bool = False
+    library: str = ""
+    drifts: bool = False
 
 
 def measured(
@@ -73,7 +76,7 @@ def _measured(source: Source, device: Device, records: Sequence[Record], notes: 
             notes.append(f"{source.name} on {device.name}: {error.message}")
             return None
         if row is not None and 0 < source.seconds(record) <= longest:
-            kept.append((index, row))
+            kept.append((index, replace(row, library=source.library) if source.library else row))
         if len(kept) == source.rows:
             break
     if not kept:
@@ -83,12 +86,14 @@ def _measured(source: Source, device: Device, records: Sequence[Record], notes: 
     table = KernelTable.of([row for _, row in kept])
     seconds = np.array([source.seconds(record) for record in chosen])
     timing = [source.timing(record) for record in chosen]
+    place = np.array([index / len(records) for index, _ in kept])
+    extra = _drifting(table, device, seconds, place) if source.drifts else _extra(table, device, seconds, timing)
     return Measured(
         source.name,
         device,
         table,
         seconds,
-        _extra(table, device, seconds, timing),
+        extra,
         np.array([group_number(source.group(record)) for record in chosen], dtype=np.int64),
         _NO_RATES,
         _NO_RATES,
@@ -116,3 +121,23 @@ def _extra(table: KernelTable, device: Device, seconds: FloatArray, timing: Sequ
         shortest = float(np.quantile(seconds[own], _SHORTEST))
         found[own] = max(0.0, min(float(np.quantile(rest, _EXTRA_QUANTILE)), shortest - float(base.launch_s[own][0])))
     return found
+
+
+_STRETCHES: Final = 16
+
+
+def _drifting(table: KernelTable, device: Device, seconds: FloatArray, place: FloatArray) -> FloatArray:
+    """What the way of timing adds to each row where it grew meanwhile: a quadratic in the row's `place` in the file
+    (0 to 1) through a low quantile of measured minus base over the smallest kernels of each stretch of it."""
+    base = frame.base_of(table, device, _NO_RATES)
+    rest = seconds - base.launch_s - base.core_s
+    middles: list[float] = []
+    values: list[float] = []
+    for number in range(_STRETCHES):
+        own = (place >= number / _STRETCHES) & (place < (number + 1) / _STRETCHES)
+        if own.any():
+            small = own & (base.core_s <= np.quantile(base.core_s[own], _SMALLEST))
+            middles.append((number + 0.5) / _STRETCHES)
+            values.append(float(np.quantile(rest[small], _EXTRA_QUANTILE)))
+    curve = np.polyfit(middles, values, min(2, len(values) - 1))
+    return np.maximum(np.polyval(curve, place), 0.0)
