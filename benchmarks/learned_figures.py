@@ -143,7 +143,6 @@ def cards() -> list[Figure]:
     """Figures on rows left out of training."""
     sxm = ("a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200-sxm")
     return [
-        *of_card("bf16 products, unseen (n, k)", 4.5, 3, "matmul-half-gpu", *sxm),
         *of_card("fp8 products, unseen (n, k)", 3, 2, "matmul-fp8-gpu", *sxm),
         *of_card("bf16 products, chip never seen", 12, 8, "matmul-half-gpu", *sxm, part="unseen_devices"),
         *of_card("attention, prefill, unseen shapes", 10, 6, "attention_prefill-half-gpu", *sxm),
@@ -175,6 +174,7 @@ def tables() -> list[Figure]:
     """Figures by table, which the cards keep apart."""
     found: list[Figure] = []
     wanted: tuple[tuple[str, float, float, str, Callable[[str], bool], bool], ...] = (
+        ("bf16 products, unseen (n, k)", 4.5, 3, "matmul-half-gpu", lambda t: t.startswith("aiconfigurator"), False),
         ("fp16 layers, unseen model (Vidur)", 8, 5, "matmul-half-gpu", lambda t: t.startswith("vidur"), False),
         ("TPU v4 products to 128", 2.5, 1.8, "matmul-half-tpu", lambda t: t == "tpu_v4 products to 128", False),
         ("TPU v4 products to 1024", 5.5, 4.5, "matmul-half-tpu", lambda t: t == "tpu_v4 products to 1024", False),

@@ -136,7 +136,7 @@ def test_clock_rule_by_hand() -> None:
 def test_files_are_plain_and_small() -> None:
     files = sorted(MODELS.iterdir())
     assert sum(path.stat().st_size for path in files) < 20 * 2**20
-    assert {path.suffix for path in files} == {".npz", ".json"}
+    assert {path.suffix for path in files} == {".npz", ".json", ".yaml"}
     for key in model_keys():
         card = json.loads((MODELS / f"{key}.json").read_text())
         assert {"data", "splits", "seen_devices", "domain", "date", "versions", "coverage"} <= set(card)
