@@ -201,7 +201,8 @@ def simulate(
         str, typer.Option("--workload-configuration", metavar="PREFIX", help="ASTRA-sim's spelling of PREFIX.")
     ] = "",
     logging_folder: Annotated[
-        Path | None, typer.Option("--logging-folder", help="ASTRA-sim's spelling: --log FOLDER/log.log.")
+        Path | None,
+        typer.Option("--logging-folder", help="ASTRA-sim's spelling: --log FOLDER/log.log, made if absent."),
     ] = None,
     queues: Annotated[int, typer.Option("--num-queues-per-dim", help="Only 1 is modelled.")] = 1,
     comm_scale: Annotated[float, typer.Option("--comm-scale", help="Only 1 is modelled.")] = 1.0,
@@ -222,12 +223,13 @@ def simulate(
     if not source:
         raise InputError("simulate needs traces", "give the PREFIX of PREFIX.<rank>.et")
     target = log or (logging_folder / "log.log" if logging_folder else None)
-    if target is not None:
+    if target is not None and (log or target.parent.exists()):
         opt.writable(target)
     net, sys = _configuration("simulate", network, system, on, roofline)
     with opt.progress(f"simulating {source}"):
         result = run_simulation(source, net, sys, memory, group_file, _backend(backend), events=target is not None)
     if target is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
         opt.write_text(target, result.log_text())
     typer.echo(jsonlib.dumps(result.to_dict()) if json else repr(result))
 

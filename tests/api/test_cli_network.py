@@ -94,7 +94,6 @@ def test_simulate(run: Run, files: Path) -> None:
 
 def test_simulate_takes_the_spellings_of_astra_sim(run: Run, files: Path) -> None:
     (files / "memory.json").write_text('{"memory-type": "NO_MEMORY_EXPANSION"}')
-    (files / "log").mkdir()
     result = run(
         "simulate",
         "--workload-configuration=t",
