@@ -14,7 +14,7 @@ from stablecast.ir.errors import InputError, ToolError
 from stablecast.ir.program import Stage
 from stablecast.ir.workload import Workload
 
-TIMEOUT_S = 600.0
+TIMEOUT_S = 1800.0
 MAX_DEVICES = 131072
 EXTRA = "pip install 'stablecast[xla-gpu]'"
 TPU_EXTRA = "pip install 'libtpu==0.0.42.1'"
