@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,16 @@ def _state() -> str:
     return digest_of([root / room for room in _ROOMS], f"{FORMAT} {mlir.check_version()}")
 
 
-def digest_of(folders: Iterable[Path], *others: str) -> str:
-    """A digest of every Python file below `folders` by place and content, and of `others`."""
+def digest_of(folders: Iterable[Path], *others: str, without: Collection[str] = ()) -> str:
+    """A digest of every Python file below `folders` by place and content, and of `others`.
+
+    `without`: names of folders directly below one of them that do not count.
+    """
     digest = hashlib.sha256("\n".join(others).encode())
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
+            if path.relative_to(folder).parts[0] in without:
+                continue
             content = path.read_bytes()
             digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode() + content)
     return digest.hexdigest()

@@ -26,6 +26,9 @@ from stablecast.lowering.execution.models import exec_model
 from stablecast.lowering.target import Target
 
 MAX_PROGRAMS: Final = 4000
+_NO_PART: Final = ("xla", "traces")
+"""Frontends that no example program goes through."""
+
 _DECLARED: Final = ("nms", "qnms")
 
 
@@ -38,9 +41,10 @@ def _state(package: str) -> str:
 
 @cache
 def _examples_state(folder: Path, package: str) -> str:
-    """Every example program, the version of what it is written in, and every frontend."""
+    """Every example program, the version of what it is written in, and the frontends that have a part in it."""
     frontends = [Path(root) for root in stablecast.frontends.__path__]
-    return program_cache.digest_of([folder, *frontends], *_versions(package))
+    others = _NO_PART if package == "torch" else (*_NO_PART, "torch")
+    return program_cache.digest_of([folder, *frontends], *_versions(package), without=others)
 
 
 def _versions(*packages: str) -> list[str]:
