@@ -42,6 +42,7 @@ from stablecast.lowering.graph import Graph, build_graph, post_order
 from stablecast.lowering.group import Group
 from stablecast.lowering.memory import Liveness, Residents
 from stablecast.lowering.partition.stages import micro_batch_loops, stage_axes
+from stablecast.lowering.reassociate import reassociated
 from stablecast.lowering.recorded import as_recorded
 from stablecast.lowering.rows import group_key, hero_of, make_row
 from stablecast.lowering.target import Target
@@ -122,7 +123,10 @@ class _Lowering:
     def run(self) -> DeviceProgram:
         program = self._program
         dispatched = self._launches is not None
-        graph = build_graph(program, program.main.body, self._context, keep_dead=dispatched)
+        block = program.main.body
+        if self._on_gpu and self._target.combine:
+            block = reassociated(block)
+        graph = build_graph(program, block, self._context, keep_dead=dispatched)
         donated = {
             value
             for value, argument in zip(graph.arguments, program.main.arguments, strict=False)

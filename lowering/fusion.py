@@ -306,7 +306,7 @@ class Grouping:
             return False
         if len(kernels) == 1 or kind is Category.GENERATOR or rules.inline:
             return True
-        if len(kernels) > rules.max_copies:
+        if len(kernels) > rules.max_copies or (rules.prologues and self._picks(node)):
             return False
         if self._graph.ops[node].name in EXPENSIVE and len(kernels) > rules.max_dear_copies:
             return False
@@ -348,6 +348,18 @@ class Grouping:
                 if graph.categories[producer] is Category.LOOP:
                     stack.append(producer)
         return False
+
+    def _picks(self, node: int) -> bool:
+        """Whether `node` picks by a comparison of what was computed (a rectifier's gradient): whoever stores it
+        computes the comparison once, and stores no mask."""
+        graph = self._graph
+        if graph.ops[node].name != "stablehlo.select":
+            return False
+        mask = graph.producer[graph.inputs[node][0]]
+        if mask == EXTERNAL or graph.ops[mask].name != "stablehlo.compare":
+            return False
+        sources = [graph.producer[value] for value in graph.inputs[mask]]
+        return any(source != EXTERNAL and graph.categories[source] is Category.LOOP for source in sources)
 
     def _called(self, group: Group, node: int) -> bool:
         """Whether `group` is a library call that needs the result of `node` in memory."""

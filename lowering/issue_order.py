@@ -1,12 +1,14 @@
 """The order in which kernels are issued: program order, but what frees memory comes first where the compiler does so.
 
 XLA's list scheduler issues a kernel as soon as it gives back at least as much memory as it takes; products that only
-the optimiser waits for run where their operands die, not where the program puts them.
+the optimiser waits for run where their operands die, not where the program puts them. Its latency-hiding scheduler,
+which takes over where there are collectives, puts these products off to the end.
 """
 
 import heapq
 from collections.abc import Mapping, Set
 
+from stablecast.lowering.categories import Category
 from stablecast.lowering.graph import EXTERNAL, Graph
 from stablecast.lowering.group import Group
 
@@ -18,13 +20,35 @@ def issue_order(
     place: Mapping[int, int],
     *,
     reorders: bool = True,
+    hides: bool = False,
 ) -> tuple[list[int], list[int]]:
     """The kernels `groups` in issue order by their key, and those that wait for each other.
 
     `followers`: kernels that read results of each. `place`: of each in the program. `reorders`: what frees memory is
-    issued before its place.
+    issued before its place. `hides`: of a block with collectives, last products are issued last.
     """
-    return _Issue(graph, groups, followers, place, reorders=reorders).run()
+    late = last_products(graph, groups, followers, place) if hides and _communicates(graph) else frozenset[int]()
+    return _Issue(graph, groups, followers, place, late, reorders=reorders).run()
+
+
+def last_products(
+    graph: Graph, groups: Mapping[int, Group], followers: Mapping[int, Set[int]], place: Mapping[int, int]
+) -> Set[int]:
+    """The products that no other product waits for: in a train step those that make the gradients of weights."""
+    products = {
+        key
+        for key, group in groups.items()
+        if group.hero >= 0 and graph.categories[group.hero] in (Category.MATMUL, Category.CONV)
+    }
+    leads: set[int] = set()
+    for key in sorted(groups, key=place.__getitem__, reverse=True):
+        if any(follower in leads or follower in products for follower in followers[key]):
+            leads.add(key)
+    return products - leads
+
+
+def _communicates(graph: Graph) -> bool:
+    return any(live and kind is Category.COLLECTIVE for live, kind in zip(graph.live, graph.categories, strict=True))
 
 
 class _Issue:
@@ -34,10 +58,12 @@ class _Issue:
         groups: Mapping[int, Group],
         followers: Mapping[int, Set[int]],
         place: Mapping[int, int],
+        late: Set[int],
         *,
         reorders: bool,
     ) -> None:
         self._reorders = reorders
+        self._late = late
         self._graph = graph
         self._groups = groups
         self._followers = followers
@@ -52,8 +78,8 @@ class _Issue:
         for others in followers.values():
             for other in others:
                 self._missing[other] += 1
-        self._ready: list[tuple[bool, int, int]] = []
-        self._rank: dict[int, bool] = {}
+        self._ready: list[tuple[int, int, int]] = []
+        self._rank: dict[int, int] = {}
 
     def run(self) -> tuple[list[int], list[int]]:
         for key, count in self._missing.items():
@@ -62,8 +88,8 @@ class _Issue:
         order: list[int] = []
         issued: set[int] = set()
         while self._ready:
-            grows, _, key = heapq.heappop(self._ready)
-            if key in issued or grows != self._rank[key]:
+            rank, _, key = heapq.heappop(self._ready)
+            if key in issued or rank != self._rank[key]:
                 continue
             issued.add(key)
             order.append(key)
@@ -86,10 +112,10 @@ class _Issue:
 
     def _offer(self, key: int) -> None:
         """Put a ready kernel into the queue; again where it has come to free more."""
-        grows = self._reorders and self._takes(key) > self._frees(key)
-        if self._rank.get(key) != grows:
-            self._rank[key] = grows
-            heapq.heappush(self._ready, (grows, self._place[key], key))
+        rank = 2 if key in self._late else int(self._reorders and self._takes(key) > self._frees(key))
+        if self._rank.get(key) != rank:
+            self._rank[key] = rank
+            heapq.heappush(self._ready, (rank, self._place[key], key))
 
     def _frees(self, key: int) -> int:
         types = self._graph.types

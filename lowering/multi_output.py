@@ -193,13 +193,13 @@ class Merger:
         )
         self._followers[into] = {self._find(other) for other in self._followers[into] | self._followers[root]} - {into}
 
-    def ordered(self) -> list[Group]:
-        """Merged kernels by the place of their last root, each after all that it reads.
+    def ordered(self, *, hides: bool = False) -> list[Group]:
+        """Merged kernels by the place of their last root, each after all that it reads; `hides` as in `issue_order`.
 
         The search for paths is bounded, so a merge may rarely close a cycle; such kernels fall apart again.
         """
         while True:
-            order, stuck = self._sorted()
+            order, stuck = self._sorted(hides)
             if not stuck:
                 return order
             if not any(root in self._parts for root in stuck):
@@ -209,7 +209,7 @@ class Merger:
                     self._parent[part] = part
                     self._groups[part] = self._single[part]
 
-    def _sorted(self) -> tuple[list[Group], list[int]]:
+    def _sorted(self, hides: bool) -> tuple[list[Group], list[int]]:
         roots = [root for root in self._groups if self._parent[root] == root]
         followers = {
             root: {self._find(f) for part in self._parts.get(root, [root]) for f in self._direct[part]} - {root}
@@ -217,5 +217,5 @@ class Merger:
         }
         groups = {root: self._groups[root] for root in roots}
         place = {root: self._position(root) for root in roots}
-        order, stuck = issue_order(self._graph, groups, followers, place, reorders=self._rules.reorders)
+        order, stuck = issue_order(self._graph, groups, followers, place, reorders=self._rules.reorders, hides=hides)
         return [groups[root] for root in order], stuck

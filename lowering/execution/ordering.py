@@ -25,12 +25,17 @@ def single(plan: Plan) -> None:
     plan.groups = {node: group_of(plan.graph, [node]) for node, live in enumerate(plan.graph.live) if live}
 
 
-@plan_pass(ORDER, "kernels as their producer ordered them, else by place, what frees memory first")
+@plan_pass(
+    ORDER,
+    "kernels as their producer ordered them, else what frees memory first, beside collectives last products last",
+)
 def order(plan: Plan) -> None:
     if plan.ready_made:
         plan.ordered = [plan.groups[last] for last in sorted(plan.groups)]
     else:
-        plan.ordered = plan.merger().ordered()
+        target = plan.target
+        hides = target.exec == "xla" and target.platform in ("cuda", "rocm") and target.combine
+        plan.ordered = plan.merger().ordered(hides=hides)
 
 
 def group_of(graph: Graph, nodes: list[int], roots: list[int] | None = None) -> Group:
