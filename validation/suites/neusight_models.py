@@ -7,7 +7,7 @@ memory-bound nodes that the graph leaves untyped. Views cost nothing. Whole mode
 `repeat` of the per-operator labels, whose times only score.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -191,7 +191,19 @@ def model_rows(data: Data) -> list[Row]:
     return rows
 
 
-def _model_row(data: Data, record: Record, device: str, graph: Graph, key: str) -> Row | None:
+def passes_of_training(data: Data) -> Iterator[tuple[Record, str, tuple[float, float]]]:
+    """Labels of training steps on one GPU, their device, and predicted seconds of the forward and backward pass."""
+    graphs = read_graphs(data)
+    for record in data.read("neusight/e2e_labels.csv"):
+        device, key = DEVICES.get(record["device"], ""), _config(record)
+        if device and key in graphs and record["mode"] == "train" and not record["option"]:
+            passes = _passes(data, record, device, graphs[key], key)
+            if passes is not None:
+                yield record, device, (float(passes[0][0]), float(passes[1][0]))
+
+
+def _passes(data: Data, record: Record, device: str, graph: Graph, key: str) -> list[Any] | None:
+    """Time, low and high of the forward pass, and of the backward pass in training; None where it cannot be priced."""
     found = data.catalogue.device(device)
     passes = [[(forward_kernels(found, node), count) for node, count in graph.nodes]]
     if record["mode"] == "train":
@@ -202,6 +214,13 @@ def _model_row(data: Data, record: Record, device: str, graph: Graph, key: str) 
         if sums is None:
             return None
         totals.append((sums * np.array([[count] for _, count in kernels])).sum(axis=0))
+    return totals
+
+
+def _model_row(data: Data, record: Record, device: str, graph: Graph, key: str) -> Row | None:
+    totals = _passes(data, record, device, graph, key)
+    if totals is None:
+        return None
     times = _parallel(data, record["option"], device, graph, totals)
     peers = {name: number(record, f"{name}_e2e_ms") * _MILLI for name in PEERS if record.get(f"{name}_e2e_ms")}
     return Row(
