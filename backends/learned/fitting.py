@@ -211,14 +211,14 @@ def chips_left_out(samples: Samples, ruled: Samples, setting: Setting) -> FloatA
 def train_model(kind: str, family: str, data: Sequence[Measured], setting: Setting) -> Model:
     """A model with its intervals and its card.
 
-    Where there are many rows, models that are only scored have half as many, faster trees, and there are fewer of them.
+    Where there are many rows, fewer models are scored; those without a chip have half as many, faster trees.
     """
     samples, ruled = samples_of(kind, data), samples_of(kind, data, ruled=True)
     quick = replace(setting, trees=setting.trees // 2, rate=1.5 * setting.rate)
     few = len(samples) < _FEW_ROWS
     few_groups = len(np.unique(samples.groups)) < _FEW_GROUPS
     folds = FOLDS_OF_FEW if few or few_groups else FOLDS
-    inside = left_out(samples, setting if few else quick, folds)
+    inside = left_out(samples, setting, folds)
     across = chips_left_out(samples, ruled, quick)
     trust, unseen = _trust(ruled, across)
     edges = _edges(samples.columns["size"])

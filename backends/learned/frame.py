@@ -240,8 +240,7 @@ def _convolution(table: KernelTable, mask: BoolArray) -> dict[str, FloatArray]:
     stride, input_stride, weight_stride = (
         _column(table, name, mask) for name in ("stride", "lhs_dilation", "rhs_dilation")
     )
-    window_of_row = ("cc", "co", "ch", "cr", "cs", "stride", "lhs_dilation", "rhs_dilation", "groups", "cn")
-    return {name: _log(_column(table, name, mask)) for name in window_of_row} | {
+    return {
         "images": _log(images),
         "channels": _log(channels),
         "filters": _log(filters),
@@ -256,7 +255,7 @@ def _convolution(table: KernelTable, mask: BoolArray) -> dict[str, FloatArray]:
         "even_channels": _alignment(channels),
         "even_filters": _alignment(filters),
         "pad": np.asarray(table.pad[mask], dtype=np.float64),
-        "backward": backward.astype(np.float64),
+        "groups": _log(_column(table, "groups", mask)),
     }
 
 
