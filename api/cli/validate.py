@@ -118,8 +118,9 @@ def accuracy(
     with opt.progress(f"scoring {suite}") as tell:
         names = [backend, *(name.strip() for name in others.split(",") if name.strip())]
         reports = [run_accuracy(suite, data, name, rows, calibrations=given, progress=tell) for name in names]
-    for scored in reports if target is not None else ():
-        append_log(scored, target)
+    if target is not None:
+        for scored in reports:
+            append_log(scored, target)
     report = reduce(beside, reports)
     if picture is not None:
         opt.write_text(picture, scatter(report.rows))
