@@ -102,8 +102,17 @@ def test_wrong_requests(traces: Path) -> None:
         measure(events, device=9)
     with pytest.raises(InputError, match="no annotation"):
         measure(events, step="epoch")
-    with pytest.raises(InputError, match="no work of a device"):
+    with pytest.raises(InputError, match="not how long it took"):
         measure(read_trace(traces / "hta" / "a100_simple_add_small_et.json.gz"))
+
+
+def test_a_profile_without_any_work(tmp_path: Path) -> None:
+    path = tmp_path / "empty.json"
+    path.write_text(
+        '{"traceEvents": [{"ph": "X", "cat": "user_annotation", "name": "epoch", "ts": 0, "dur": 5, "pid": 1, "tid": 1}]}'
+    )
+    with pytest.raises(InputError, match="no work of a device"):
+        measure(read_trace(path))
 
 
 @pytest.mark.parametrize(
