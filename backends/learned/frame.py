@@ -224,22 +224,24 @@ def _convolution(table: KernelTable, mask: BoolArray) -> dict[str, FloatArray]:
     """The convolution whose pass this is, by the sizes of its forward pass whatever the direction.
 
     Gradients come as convolutions of their own: by the input with the output's gradient as image, by the weights with
-    batch and channels changing places and the output's gradient as window.
+    batch and channels changing places and the output's gradient as window. Captured programs do not say which pass a
+    convolution is: one whose window is larger than its result is by the weights, one of a dilated image by the input. A
+    gradient by the input at stride 1 has the sizes of a forward pass and counts as one.
     """
     cn, ch, cw, cc, co, cr, cs, m = (
         _column(table, name, mask) for name in ("cn", "ch", "cw", "cc", "co", "cr", "cs", "m")
     )
-    backward = table.direction[mask] == "bwd"
-    by_weights = backward & (cr * cs > m / cn)
-    by_input = backward & ~by_weights
+    stride, input_stride, weight_stride = (
+        _column(table, name, mask) for name in ("stride", "lhs_dilation", "rhs_dilation")
+    )
+    direction = table.direction[mask]
+    by_weights = (direction != "fwd") & (cr * cs > m / cn)
+    by_input = ~by_weights & ((direction == "bwd") | ((direction == "") & (input_stride > 1)))
     images = np.where(by_weights, cc, cn)
     channels = np.where(by_weights, cn, np.where(by_input, co, cc))
     filters = np.where(by_input, cc, co)
     positions = np.where(by_weights, cr * cs, np.where(by_input, ch * cw, m / cn))
     window = np.where(by_weights, m / cn, cr * cs)
-    stride, input_stride, weight_stride = (
-        _column(table, name, mask) for name in ("stride", "lhs_dilation", "rhs_dilation")
-    )
     return {
         "images": _log(images),
         "channels": _log(channels),

@@ -36,6 +36,22 @@ def test_passes_of_a_convolution_are_told_by_its_forward_sizes(stride: int) -> N
     assert found["step"].tolist() == [stride] * 3
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_passes_of_captured_convolutions_are_told_by_their_sizes(stride: int) -> None:
+    """A captured convolution names no pass; a gradient by the input at stride 1 looks like a forward pass."""
+    rows = [
+        specs.conv2d(V100, "f32", 16, 28, 28, 64, 256, 3, 3, stride, 1, direction=direction)
+        for direction in ("fwd", "dgrad", "wgrad")
+    ]
+    captured = _features("conv", *(replace(row, direction="") for row in rows))
+    assert captured["direction"].tolist() == [0.0, 0.0 if stride == 1 else 1.0, 2.0]
+    named = _features(
+        "conv", *(replace(row, direction="fwd") if captured["direction"][i] == 0 else row for i, row in enumerate(rows))
+    )
+    for name, values in captured.items():
+        assert values.tolist() == named[name].tolist(), name
+
+
 def test_models_keep_the_constants_that_they_rest_on(tmp_path: Path) -> None:
     """Those of their own file win over the analytical backend's, but for what the device sustains."""
     base = tmp_path / "base.yaml"
