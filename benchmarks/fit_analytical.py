@@ -30,6 +30,7 @@ from stablecast.backends.analytical.fitting import SEED, Fit, Measured
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Device
 from stablecast.ir.kernels import KernelRow, KernelTable
+from stablecast.validation.training.sources import LLAMA_LAYERS
 
 ROOT: Final = Path(__file__).parent.parent
 START_FILE: Final = ROOT / "backends" / "models" / "analytical_start.yaml"
@@ -58,16 +59,6 @@ _DEEPBENCH: Final = {
 }
 _XLA: Final = {"sm_90": "h100-sxm", "sm_100_B200": "b200-sxm", "gfx950": "mi355x"}
 _XLA_TYPES: Final = {"bf16": ("bf16", "half"), "f32": ("f32", "tf32"), "f8e4m3fn": ("fp8", "byte")}
-_LAYERS: Final = {
-    "q_proj": (4096, 4096),
-    "qkv_proj": (6144, 4096),
-    "o_proj": (4096, 4096),
-    "gate_proj": (14336, 4096),
-    "up_proj": (14336, 4096),
-    "gate_up_proj": (28672, 4096),
-    "down_proj": (4096, 14336),
-    "lm_head": (128256, 4096),
-}
 _SERVING: Final = (
     ("tpu_v6e_layers", {"TPU-v6e-1": "tpu-v6e"}, ("latency_ns", 1e-9), "tpu"),
     ("gpu_dense", {"RTX4090": "rtx-4090", "RTXPRO6000": "rtx-pro-6000-workstation"}, ("time_us", 1e-6), "half"),
@@ -278,7 +269,7 @@ class Tables:
             records = [
                 r
                 for r in self.read(f"llmservingsim/{table}.csv.gz")
-                if r["layer"] in _LAYERS
+                if r["layer"] in LLAMA_LAYERS
                 and r["model"].endswith("Llama-3.1-8B")
                 and r.get("tp", "1") == "1"
                 and (not table.startswith("gpu_v0") or (r["tp_size"] == "1" and r.number("tokens") >= EAGER_TOKENS))
@@ -330,7 +321,7 @@ def _product(element: str) -> Make:
 
 
 def _layer(device: Device, r: Record) -> KernelRow:
-    n, k = _LAYERS[r["layer"]]
+    n, k = LLAMA_LAYERS[r["layer"]]
     return specs.matmul(device, "bf16", int(r.number("tokens")), n, k)
 
 

@@ -6,10 +6,11 @@ Built-in frontends register exactly as a third party's would, in the group `stab
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Protocol, runtime_checkable
 
 from stablecast.frontends.arguments import ArgumentOptions
+from stablecast.ir.entry_points import registered
 from stablecast.ir.errors import InputError
 from stablecast.ir.workload import Workload
 
@@ -60,15 +61,7 @@ class Frontend(Protocol):
 @cache
 def frontends() -> tuple[Frontend, ...]:
     """Every registered frontend, the highest priority first. Raises `InputError` for a name registered twice."""
-    found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=GROUP):
-        if entry.name in found and found[entry.name].value != entry.value:
-            raise InputError(
-                f"two packages register a frontend '{entry.name}': {found[entry.name].value} and {entry.value}",
-                "uninstall one of them",
-            )
-        found[entry.name] = entry
-    made = [_make(entry) for entry in found.values()]
+    made = [_make(entry) for entry in registered(GROUP, "frontend").values()]
     return tuple(sorted(made, key=lambda frontend: (-frontend.priority, frontend.name)))
 
 

@@ -342,7 +342,7 @@ def _narrow_gemm(device: Device, record: Record) -> KernelRow:
     return specs.matmul(device, "i8", m, n, k, out="i32")
 
 
-_LLAMA: Final[Mapping[str, tuple[int, int]]] = {
+LLAMA_LAYERS: Final[Mapping[str, tuple[int, int]]] = {
     "q_proj": (4096, 4096),
     "qkv_proj": (6144, 4096),
     "o_proj": (4096, 4096),
@@ -358,7 +358,7 @@ _CUT_INNER: Final = ("o_proj", "down_proj")
 
 
 def _llama_layer(device: Device, record: Record) -> KernelRow | None:
-    sizes = _LLAMA.get(record["layer"])
+    sizes = LLAMA_LAYERS.get(record["layer"])
     if sizes is None or not record["model"].endswith("Llama-3.1-8B"):
         return None
     tp = int(float(record.get("tp") or record.get("tp_size") or 1))
