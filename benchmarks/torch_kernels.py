@@ -289,7 +289,9 @@ def ours_eager(step: Step) -> list[str]:
     target = Target("cpu", exec="eager")
     program = lower(read(workload.modules[0].data, "step"), target, launches=workload.launches)
     names = [launch.op for launch in workload.launches.launches if not (launch.is_view or launch.host)]
-    assert len(program.body) == len(names), (len(program.body), len(names))
+    gradients_of_convolutions = sum("convolution_backward" in name for name in names)  # up to three kernels each
+    more = len(program.body) - len(names)
+    assert 0 <= more <= 2 * gradients_of_convolutions, (len(program.body), len(names))
     return names
 
 
