@@ -71,13 +71,15 @@ def collective(
             metavar="KIND", help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, permute, send, recv."
         ),
     ] = "",
-    nbytes: Annotated[
-        int | None,
+    size: Annotated[
+        str,
         typer.Option(
             "--bytes",
-            help="One device's operand. all_gather: its result, in the mode astra-sim what a rank contributes.",
+            metavar="N",
+            help="One device's operand, 1048576 or 1MiB. all_gather: its result, in the mode astra-sim what a rank "
+            "contributes.",
         ),
-    ] = None,
+    ] = "",
     network: NetworkFile = None,
     system: SystemFile = None,
     group_file: GroupFile = None,
@@ -85,7 +87,9 @@ def collective(
     backend: NetworkBackend = "congestion_unaware",
     mode: Annotated[str, typer.Option("--mode", help="calibrated (with --on), or astra-sim.")] = "",
     on: On = "",
-    ranks: Annotated[int | None, typer.Option("--ranks", help="Devices of --on that take part.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", help="Devices of --on that take part; a machine's own if left out.")
+    ] = None,
     algorithm: Annotated[
         str,
         typer.Option("--algorithm", help="ring, direct, halving-doubling, double-binary-tree, in-network (nvls), ..."),
@@ -106,8 +110,9 @@ def collective(
     if table is not None:
         _table(table, chosen, output)
         return
-    if not kind or nbytes is None:
+    if not kind or not size:
         raise InputError("collective needs a kind and a size", "all_reduce --bytes 1048576")
+    nbytes = _nbytes(size)
     if chosen == "astra-sim":
         from stablecast.backends.astrasim import collective_cycles
 
@@ -143,13 +148,23 @@ def _say_cycles(answer: "CollectiveCycles", json: bool) -> None:
         typer.echo(f"{answer.cycles_min:,} to {answer.cycles_max:,} cycles by rank (1 cycle = 1 ns)")
 
 
+def _nbytes(text: str) -> int:
+    """Bytes of "1048576" or "1 MiB"."""
+    from stablecast.backends import units
+
+    value, dimension = units.to_si(*units.parse(text))
+    if dimension not in (units.BYTES, units.COUNT) or value < 0 or value != int(value):
+        raise InputError(f"--bytes '{text}' is not a number of bytes", "write for example 1048576 or 1MiB")
+    return int(value)
+
+
 def _sized(on: str, ranks: int | None) -> str:
-    """`on` with its number of devices, `ranks` where it has none."""
-    from stablecast.backends.catalogue import split_count
+    """`on` with its number of devices: `ranks` where it has none, else as many as the machine has."""
+    from stablecast.backends.catalogue import Catalogue, split_count
 
     name, given = split_count(on)
-    count = given or ranks
-    if count is None:
+    count = given or ranks or Catalogue().resolve(name).count
+    if count == 1 and not given and ranks is None:
         raise InputError(f"{on}: how many devices take part?", "give --ranks 8")
     return f"{name}:{count}"
 

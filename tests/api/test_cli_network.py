@@ -128,6 +128,9 @@ def test_simulate_takes_the_spellings_of_astra_sim(run: Run, files: Path) -> Non
         (("collective",), "a kind and a size"),
         (("collective", "all_reduce", "--bytes", "8"), "needs a system"),
         (("collective", "all_reduce", "--bytes", "8", "--on", "h100-sxm"), "how many devices"),
+        (("collective", "all_reduce", "--bytes", "8", "--on", "h101-sxm"), "unknown device 'h101-sxm'"),
+        (("collective", "all_reduce", "--bytes", "8 s", "--on", "dgx-h100"), "not a number of bytes"),
+        (("collective", "all_reduce", "--bytes", "-8", "--on", "dgx-h100"), "not a number of bytes"),
         (("collective", "all_reduce", "--bytes", "8", "--mode", "astra-sim"), "needs --network and --system"),
         (("collective", "all_reduce", "--bytes", "8", "--mode", "exact"), "unknown mode"),
         (("collective", "all_redo", "--bytes", "8", *CONFIGURED), "unknown collective"),
@@ -141,6 +144,13 @@ def test_errors_are_one_line(words: tuple[str, ...], error: str, run: Run, files
     assert (result.code, result.out) == (2, "")
     assert error in result.err
     assert len(result.err.splitlines()) == 1
+
+
+def test_a_machine_brings_its_devices_and_sizes_have_units(run: Run) -> None:
+    plain = run("collective", "all_reduce", "--bytes", "1073741824", "--on", "dgx-h100:8", "--json")
+    assert plain.code == 0
+    for size in ("1073741824", "1GiB", "1 GiB"):
+        assert run("collective", "all_reduce", "--bytes", size, "--on", "dgx-h100", "--json").out == plain.out
 
 
 def test_groups_beside_the_traces(run: Run, files: Path) -> None:
