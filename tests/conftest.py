@@ -25,6 +25,12 @@ def shared_data() -> Path:
     pytest.skip("the measured data (shared/data beside the repository) is not here")
 
 
+@pytest.fixture(autouse=True)
+def own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--exec auto` fuses by our own rules in every test, whether or not the extra `xla-gpu` is installed."""
+    monkeypatch.setattr("stablecast._ahead.compiler_installed", lambda: False)
+
+
 @pytest.fixture(scope="session")
 def examples() -> Path:
     """The bundled examples."""
