@@ -62,6 +62,8 @@ def carried(rows: Rows) -> str:
         for (key, device), row in rows.items()
         if device == FROM and (key, TO) in rows and kind_of(key) == "inf eager"
     ]
+    if not errors:
+        return "no rows"
     return f"{len(errors)} rows, median {100 * float(np.median(errors)):.1f} %, largest {100 * max(errors):.1f} %"
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from stablecast.lowering.attention_shape import AttentionShape
 from stablecast.lowering.execution.attention_form import find_site, score_candidates
+from stablecast.lowering.execution.attention_patterns import is_replaced
 from stablecast.lowering.execution.composites import attention_of
 from stablecast.lowering.execution.cycles import waits_for_itself
 from stablecast.lowering.execution.ordering import group_of
@@ -17,7 +18,10 @@ _STRIDED = frozenset({"stablehlo.transpose", "stablehlo.broadcast_in_dim"})
 
 @plan_pass(RECOGNISE, "attention becomes one kernel forward and one backward, where the model or --attention says so")
 def recognise(plan: Plan) -> None:
-    """By name in composites, by form elsewhere. A backward kernel computes the scores again, as flash kernels do."""
+    """By name in composites, by form elsewhere. A backward kernel computes the scores again, as flash kernels do.
+
+    The compiler that takes it by itself (`auto`) is TorchInductor: only in the spellings that it knows.
+    """
     if not plan.flash:
         return
     _named(plan)
@@ -26,6 +30,8 @@ def recognise(plan: Plan) -> None:
             continue
         site = find_site(plan.graph, score)
         if site is None or any(node in plan.claimed for node in site.forward | site.backward):
+            continue
+        if plan.target.attention == "auto" and not is_replaced(plan.graph, score, site, plan.target):
             continue
         if site.forward:
             _add(plan, site.forward, site.masks, site.shape)

@@ -1,8 +1,16 @@
 """NeuSight's graph nodes as the kernels that PyTorch starts, by hand."""
 
+from dataclasses import replace
+
 from stablecast.backends.catalogue import Catalogue
 from stablecast.ir.kernels import KernelClass
-from stablecast.validation.suites.neusight_nodes import Node, backward_kernels, compiled, forward_kernels
+from stablecast.validation.suites.neusight_nodes import (
+    Node,
+    backward_kernels,
+    compiled,
+    forward_kernels,
+    without_idle,
+)
 
 DEVICE = Catalogue().device("a100-pcie-40gb")
 SCORES = (2, 4, 128, 128)
@@ -54,3 +62,30 @@ def test_inductor_joins_pointwise_nodes_with_what_reads_them() -> None:
     again = _node("again", "Linear", ("Linear", (1024, 128, 128)), SCORES)
     rows = [row for node in compiled([added, norm, again]) for row in forward_kernels(DEVICE, node)]
     assert [(row.bytes_read, row.bytes_written) for row in rows[:1]] == [(2 * NBYTES, 2 * NBYTES)]
+
+
+def test_the_gradient_of_a_maximum_is_five_kernels() -> None:
+    """PyTorch: `where(self == other, grad / 2, grad).masked_fill_(self < other, 0)`; 5, 8, 13, 5 and 9 bytes each."""
+    clamped = Node("max_1", "misc", (), (), (), ((2, 4, 128, 128), (1,)), SCORES, ("view",))
+    rows = backward_kernels(DEVICE, clamped)
+    assert [row.bytes_read + row.bytes_written for row in rows] == [NBYTES / 4 * each for each in (5, 8, 13, 5, 9)]
+    largest = Node("max_1", "misc", (), (), (), ((2, 4, 128, 128, 8),), SCORES, ("view",))
+    assert not backward_kernels(DEVICE, largest)
+
+
+def test_what_lies_contiguous_is_not_copied() -> None:
+    record = {"Name": "contiguous_3", "OpName": "contiguous", "Next": "[]", "AccOps": "[]", "OutputShape": str(SCORES)}
+    record |= {"InputShapes": f"[{SCORES}]", "FwOps": f"[['MEM', ({SCORES}, {SCORES})]]", "BwOps": "[]"}
+    assert not forward_kernels(DEVICE, Node.of(record | {"Prev": "['lm_head']"}))
+    (row,) = forward_kernels(DEVICE, Node.of(record | {"Prev": "['transpose_2']"}))
+    assert row.bytes_written == NBYTES
+
+
+def test_probabilities_that_never_drop_out_cost_nothing() -> None:
+    part = ("MEM", (SCORES, SCORES))
+    weights = _node("dropout", "dropout", part, SCORES)
+    hidden = replace(_node("dropout_1", "dropout", part, (2, 128, 512)), output=(2, 128, 512))
+    for given, found in ((0.0, 0), (0.1, 1)):
+        settled = [without_idle(node, {"attention_dropout": given}) for node in (weights, hidden)]
+        assert [len(forward_kernels(DEVICE, node)) for node in settled] == [found, 1]
+        assert [len(backward_kernels(DEVICE, node)) for node in settled] == [found, 1]

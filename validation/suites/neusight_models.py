@@ -32,6 +32,7 @@ from stablecast.validation.suites.neusight_nodes import (
     compiled,
     forward_kernels,
     parts_of,
+    without_idle,
 )
 
 _MILLI: Final = 1e-3
@@ -153,10 +154,13 @@ def read_graphs(data: Data) -> dict[str, Graph]:
     depth: dict[str, int] = {}
     for (model, _, _), count in repeats.items():
         depth[model] = max(depth.get(model, 1), count)
+    configs: dict[str, Mapping[str, Any]] = {}
     found: dict[str, list[tuple[Node, int]]] = {}
     for record in data.read("neusight/opgraphs.csv.gz"):
         model, mode, *rest = record["config"].split("-")
-        node = Node.of(record)
+        if model not in configs:
+            configs[model] = neusight_programs.config_content(data, model)
+        node = without_idle(Node.of(record), configs[model])
         if rest[-1] == "fusion":
             count: int | None = 1
         elif node.op in ("allreduce", "sendrecv"):

@@ -61,10 +61,14 @@ class Node:
 
     @staticmethod
     def of(record: Record) -> "Node":
+        """A node as the table has it; `contiguous` of what no view rearranged hands it on."""
         forward, backward, accumulate = (parts_of(record[name]) for name in ("FwOps", "BwOps", "AccOps"))
         shapes, output = shapes_of(record["InputShapes"]), shape_of(record["OutputShape"])
-        readers = tuple(sorted(re.findall(r"'([^']+)'", record["Next"])))
-        return Node(record["Name"], record["OpName"], forward, backward, accumulate, shapes, output, readers)
+        readers, read = (tuple(sorted(re.findall(r"'([^']+)'", record[name]))) for name in ("Next", "Prev"))
+        op = record["OpName"]
+        if op == "contiguous" and not any(_word(name) in _OTHER_LOOKS for name in read):
+            op = "misc"
+        return Node(record["Name"], op, forward, backward, accumulate, shapes, output, readers)
 
     @property
     def elements(self) -> int:
@@ -78,7 +82,18 @@ class Node:
     @property
     def word(self) -> str:
         """The first word of its name."""
-        return re.split(r"[_~]", self.name)[0]
+        return _word(self.name)
+
+
+def _word(name: str) -> str:
+    return re.split(r"[_~]", name)[0]
+
+
+def without_idle(node: Node, config: Mapping[str, Any]) -> Node:
+    """`node`, or one that launches nothing where it is the dropout of attention's probabilities and the model's Hugging
+    Face configuration gives that a rate of 0: PyTorch then returns what it was given."""
+    idle = node.op == "dropout" and node.output[-1:] == node.output[-2:-1] and config.get("attention_dropout") == 0.0
+    return replace(node, op="misc", forward=(), backward=()) if idle else node
 
 
 @cache
@@ -134,7 +149,18 @@ def backward_kernels(device: Device, node: Node) -> list[KernelRow]:
     return [*_gradients(device, node), *added]
 
 
+def _maximum_gradients(device: Device, node: Node) -> list[KernelRow]:
+    """`where(self == other, grad / 2, grad).masked_fill_(self < other, 0)` (derivatives.yaml): bytes each reads and
+    writes for an element, a mask holding one."""
+    streams = ((4, 1), (4, 4), (9, 4), (4, 1), (5, 4))
+    row = specs.elementwise(device, "f32", node.elements, 1, 1)
+    count = float(node.elements)
+    return [replace(row, bytes_read=read * count, bytes_written=written * count) for read, written in streams]
+
+
 def _gradients(device: Device, node: Node) -> list[KernelRow]:
+    if node.op == "misc" and node.word == "max" and node.elements >= _LARGE and node.output in node.inputs:
+        return _maximum_gradients(device, node)
     looks = node.op in _VIEWS and node.word in _OTHER_LOOKS and node.elements >= _LARGE
     if not looks and (node.op in _VIEWS or not node.backward or not node.forward):
         return []

@@ -2,9 +2,14 @@
 
 Eager rows are priced kernel by ATen call, those of `torch.compile` as Inductor fuses. The peer ran forward alone, or
 forward and backward from the logits with neither loss nor optimiser, in FP32 without TF32 and with eager attention.
+
+An assumption about the compiled rows: torch 2.1, which the labels name, knew fifteen spellings of attention, f32 among
+them. Run on these models as Transformers 4.35 wrote them, torch 2.1.2 replaces BERT's (its mask of ones folds away) and
+not GPT-2's (a selection by a mask). Today's TorchInductor, `--attention auto`, leaves both alone without TF32.
 """
 
 import importlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +24,12 @@ from stablecast.validation.suites.base import Data, Record, Row, number, whole
 from stablecast.validation.suites.captures import captured_kernels, import_models, is_captured
 
 _MILLI: Final = 1e-3
-_KEY: Final = "neusight model, heads by mode, added gradients "
+_KEY: Final = "neusight model, heads by mode, added gradients, OPT of 4.35, decoders "
 _PACKAGE: Final = "transformers"
 _EXECS: Final[Mapping[str, str]] = {"": "eager", "fusion": "inductor"}
+_OPT_ATTENTION: Final = "stablecast_opt_of_2023"
+_COMPILED_ATTENTION: Final[Mapping[str, str]] = {"bert": "flash"}
+"""Attention of a compiled model by the first word of its name; of every other as written."""
 PEERS: Final = ("neusight", "roofline", "habitat", "micro")
 
 
@@ -61,14 +69,19 @@ class _Programs:
             return None
         sequence, batch = whole(record, "seqlen", "batch")
         training = record["mode"] == "train"
-        target = Target("cuda", PLAIN_ARITHMETIC, combine=False, exec=execution)
+        attention = "auto"
+        if execution == "inductor":
+            attention = _COMPILED_ATTENTION.get(record["model"].partition("_")[0], "as-written")
+        target = Target("cuda", PLAIN_ARITHMETIC, combine=False, exec=execution, attention=attention)
         if not self._data.capture and not is_captured(_KEY + name, _PACKAGE, target):
             return None
         self._data.say(name)
         try:
             return captured_kernels(_KEY + name, _PACKAGE, target, lambda: _capture(path, batch, sequence, training))
         except (ImportError, RuntimeError, StablecastError, ValueError) as error:
-            self._data.notes.append(f"neusight: {name} is not captured: {' '.join(str(error).split())[:160]}")
+            note = f"neusight: {record['model']} is not captured: {' '.join(str(error).split())[:240]}"
+            if note not in self._data.notes:
+                self._data.notes.append(note)
             return None
 
 
@@ -80,8 +93,10 @@ def config_of(record: Record) -> str:
 
 def _called(model: Any, tokens: Any) -> Any:
     """The model's first result. BERT gets the mask of ones that its version of the time made and added by itself."""
-    masked = {"attention_mask": tokens.new_ones(tokens.shape)} if model.config.model_type == "bert" else {}
-    return model(tokens, **masked)[0]
+    given = {"attention_mask": tokens.new_ones(tokens.shape)} if model.config.model_type == "bert" else {}
+    if model.config.is_encoder_decoder:
+        given["decoder_input_ids"] = tokens
+    return model(tokens, **given)[0]
 
 
 def _forward(model: Any, tokens: Any) -> Any:
@@ -105,14 +120,15 @@ def _capture(path: Path, batch: int, sequence: int, training: bool) -> Workload:
     BERT ran with its head for sequences, in training with those for pretraining: so say the peer's operator graphs.
     """
     torch: Any = importlib.import_module("torch")
-    hub: Any = import_models("transformers")
+    hub: Any = import_models(_PACKAGE)
     from stablecast.frontends.torch import capture_torch
 
     config = hub.AutoConfig.for_model(**_content(path))
     config.use_cache = False
-    config._attn_implementation = "eager"
+    config._attn_implementation = _attention_of_opt(hub) if config.model_type == "opt" else "eager"
     of_bert = hub.AutoModelForPreTraining if training else hub.AutoModelForSequenceClassification
-    made = of_bert if config.model_type == "bert" else hub.AutoModelForCausalLM
+    of_others = hub.AutoModelForSeq2SeqLM if config.is_encoder_decoder else hub.AutoModelForCausalLM
+    made = of_bert if config.model_type == "bert" else of_others
 
     def build() -> Any:
         model = made.from_config(config).train(training)
@@ -128,9 +144,37 @@ def _capture(path: Path, batch: int, sequence: int, training: bool) -> Workload:
     )
 
 
-def _content(path: Path) -> dict[str, Any]:
-    import json
+def _attention_of_opt(hub: Any) -> str:
+    """The name under which OPT's attention is known as Transformers 4.35 wrote it (`modeling_opt.py`).
 
+    Scores are clamped at the type's least number, which is a kernel forward and five backward, and not scaled again.
+    """
+    torch: Any = importlib.import_module("torch")
+    masks: Any = importlib.import_module("transformers.masking_utils")
+
+    def attention(
+        module: Any, query: Any, key: Any, value: Any, attention_mask: Any, dropout: float = 0.0, **_: Any
+    ) -> tuple[Any, None]:
+        batch, heads, positions, width = query.shape
+        flat = [part.contiguous().view(batch * heads, -1, width) for part in (query, key, value)]
+        scores = torch.bmm(flat[0], flat[1].transpose(1, 2)).view(batch, heads, positions, -1) + attention_mask
+        least = torch.tensor(torch.finfo(scores.dtype).min, device=scores.device)
+        weights = torch.max(scores, least).view(batch * heads, positions, -1).softmax(-1)
+        weights = torch.nn.functional.dropout(weights, p=dropout, training=module.training)
+        return torch.bmm(weights, flat[2]).view(batch, heads, positions, width).transpose(1, 2), None
+
+    hub.AttentionInterface.register(_OPT_ATTENTION, attention)
+    hub.AttentionMaskInterface.register(_OPT_ATTENTION, masks.eager_mask)
+    return _OPT_ATTENTION
+
+
+def config_content(data: Data, model: str) -> Mapping[str, Any]:
+    """What the Hugging Face configuration of a model of the tables holds; nothing where the folder lacks it."""
+    path = data.find(f"neusight/model_configs/{model}.json")
+    return _content(path) if path is not None else {}
+
+
+def _content(path: Path) -> dict[str, Any]:
     held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return held
 
