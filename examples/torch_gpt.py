@@ -3,8 +3,11 @@
     stablecast predict examples/torch_gpt.py:build,step --set hidden=2048 --set layers=24 --on a100-sxm-80gb
     stablecast predict examples/torch_gpt.py:build_parallel,step --mesh tp=4 --on a100-sxm-80gb:4
 
-Attention writes its scores to memory; scale, mask and softmax are one kernel, as Megatron's are. Each layer keeps its
-input only and runs again in the backward pass. The optimiser holds float32 copies of the parameters, as Apex does.
+As in its version of 2023 (megatron-core 0.3), activations are laid out as sequence, batch, width, so that the products
+of attention read queries, keys and values where they lie; attention writes its scores to memory; scale, mask and
+softmax are one kernel; and the product that makes the gradient of a weight adds to the one that is there. Each layer
+keeps its input only and runs again in the backward pass. The optimiser holds float32 copies of the parameters, as Apex
+does.
 """
 
 from __future__ import annotations
@@ -49,6 +52,28 @@ class _Reduce(torch.autograd.Function):
         return grad, None
 
 
+class _Product(torch.autograd.Function):
+    """A product with a weight, whose gradient is added to that of earlier micro-batches as it is made."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        back = grad.matmul(weight)
+        rows = grad.reshape(-1, grad.shape[-1])
+        columns, known = rows.t(), x.reshape(-1, x.shape[-1])
+        bias = rows.sum(0) if ctx.biased else None
+        if weight.grad is None:
+            return back, columns.mm(known), bias
+        weight.grad.addmm_(columns, known)
+        return back, None, bias
+
+
 class _CrossEntropy(torch.autograd.Function):
     """Megatron's loss: one copy of float32 logits becomes their softmax in place, and in place the gradient."""
 
@@ -88,27 +113,36 @@ def leave(x: Tensor, group: Any) -> Tensor:
     return x if group is None else _Reduce.apply(x, group)
 
 
+class Linear(nn.Linear):
+    """Rows of a weight, or columns of one, on this device."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _Product.apply(input, self.weight, self.bias)
+
+
 def drop(x: Tensor) -> Tensor:
     """Dropout as one kernel, which is what CUDA runs."""
     return torch.native_dropout(x, DROPOUT, True)[0]
 
 
 class Attention(nn.Module):
-    """Causal self-attention, heads split over the group."""
+    """Causal self-attention, heads split over the group; the products take every head of every sequence as a batch."""
 
     def __init__(self, hidden: int, heads: int, parts: int, group: Any) -> None:
         super().__init__()
         self.heads, self.size, self.group = heads // parts, hidden // heads, group
-        self.qkv = nn.Linear(hidden, 3 * hidden // parts)
-        self.out = nn.Linear(hidden // parts, hidden)
+        self.qkv = Linear(hidden, 3 * hidden // parts)
+        self.out = Linear(hidden // parts, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        b, s, _ = x.shape
-        q, k, v = self.qkv(enter(x, self.group)).view(b, s, self.heads, 3, self.size).permute(3, 0, 2, 1, 4)
-        scores = torch.matmul(q, k.transpose(-1, -2))
+        s, b, _ = x.shape
+        each = self.qkv(enter(x, self.group)).view(s, b * self.heads, 3 * self.size)
+        q, k, v = (part.transpose(0, 1) for part in each.split(self.size, -1))
+        empty = torch.empty(b * self.heads, s, s, dtype=x.dtype, device=x.device)
+        scores = torch.baddbmm(empty, q, k.transpose(1, 2), beta=0.0, alpha=self.size**-0.5)
         weights = drop(torch.softmax(scores, -1))
-        mixed = torch.matmul(weights, v).transpose(1, 2).reshape(b, s, self.heads * self.size)
-        return leave(self.out(mixed), self.group)
+        mixed = torch.bmm(weights, v).view(b, self.heads, s, self.size).permute(2, 0, 1, 3)
+        return leave(self.out(mixed.reshape(s, b, self.heads * self.size)), self.group)
 
 
 class FeedForward(nn.Module):
@@ -117,7 +151,7 @@ class FeedForward(nn.Module):
     def __init__(self, hidden: int, parts: int, group: Any) -> None:
         super().__init__()
         self.group = group
-        self.up, self.down = nn.Linear(hidden, 4 * hidden // parts), nn.Linear(4 * hidden // parts, hidden)
+        self.up, self.down = Linear(hidden, 4 * hidden // parts), Linear(4 * hidden // parts, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         return leave(self.down(functional.gelu(self.up(enter(x, self.group)), approximate="tanh")), self.group)
@@ -153,14 +187,14 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = leave(self.tokens(tokens), self.group) + self.positions(places)
-        x = drop(x)
+        x = drop(x.transpose(0, 1).contiguous())
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=True) if self.recompute else layer(x)
-        return self.loss(enter(self.norm(x), self.group), labels)
+        return self.loss(enter(self.norm(x), self.group), labels.t().contiguous())
 
     def loss(self, x: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy over split logits, in float32."""
-        logits = functional.linear(x, self.tokens.weight).float()
+        logits = _Product.apply(x, self.tokens.weight, None).float()
         return _CrossEntropy.apply(logits, labels, self.group).mean()
 
 

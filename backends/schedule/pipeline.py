@@ -5,6 +5,10 @@ Equal stages of p, m micro-batches, forward f, backward b (of which w for the we
     gpipe, 1f1b     (m + p - 1) (f + b)
     interleaved     m (f + b) + (p - 1) (f + b) / v        v chunks a stage
     zero-bubble     m (f + b) + (p - 1) (f + b - 2 w)      ZB-H1 of "Zero Bubble Pipeline Parallelism", f = b - w = w
+
+With a transfer of s between stages, short beside a pass, GPipe takes 2 (p - 1) s more: there and back once, as later
+micro-batches are under way meanwhile. 1F1B takes 2 (p - 1 + (m - 2) - floor((m - 2) / p)) s more: its first stage holds
+p micro-batches and waits for the first of them to come back, so that every p of them show 2 (p - 1) transfers.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stablecast.backends.collectives import CollectiveModel
 from stablecast.backends.registry import parse_choice
+from stablecast.ir.device_program import Collective, Kernel
 from stablecast.validation.suites import megatron
 from stablecast.validation.suites.base import Data, examples_folder
 
@@ -63,6 +65,31 @@ def test_dispatch_comes_before_a_kernel_that_is_timed_alone_and_else_hides_short
     assert (hidden < one_by_one).all()
 
 
+def test_a_collective_is_dispatched_for_longer(model: megatron.Megatron) -> None:
+    shape = layout(tp=2).shape
+    program = model.program(shape, 1, "micro_step")
+    costs = model._node_costs(program, 2)[:, 0]
+    collectives = CollectiveModel(model.system(2))
+    alone = [collectives.estimate(node).time_s if isinstance(node, Collective) else 0.0 for node in program.body]
+    inside = [place for place, one in enumerate(alone) if one]
+    assert len(inside) == 9, "embedding, twice ahead and twice back in the layer, three in the loss, one before it"
+    assert costs[inside] == pytest.approx(np.array(alone)[inside] + megatron.HOST_COLLECTIVE_S)
+
+
+def test_attention_reads_its_operands_where_they_lie_and_products_add_to_gradients(model: megatron.Megatron) -> None:
+    """As in Megatron: heads are brought together by one copy; a weight's gradient is no kernel besides its product."""
+    program = model.program(layout().shape, 1, "micro_step")
+    inside = [node for node in program.body if isinstance(node, Kernel) and "/layers/" in node.scope]
+    names = [node.scope.rsplit("/", 1)[-1] for node in inside]
+    assert names.count("aten.clone") == 1
+    assert names.count("aten.baddbmm") == 1
+    gradients = [node for node in inside if node.scope.startswith("backward") and node.scope.endswith("aten.addmm")]
+    assert len(gradients) == 4, "query, key and value in one, output, up, down"
+    hidden = layout().shape.hidden
+    added = [program.table.rows[node.row].elems for node in inside if node.scope.endswith("aten.add")]
+    assert max(added) == layout().shape.seq * hidden < 3 * hidden**2, "only activations and vectors are added"
+
+
 def test_layers_that_run_again_cost_more(model: megatron.Megatron) -> None:
     again = megatron.Megatron(model.data, model.folder, megatron.TABLES[1])
     kept, repeated = (m.program(layout().shape, 1, "micro_step") for m in (model, again))
@@ -74,6 +101,15 @@ def test_a_second_run_takes_the_programs_from_disk(model: megatron.Megatron, mon
     monkeypatch.setattr(megatron.Megatron, "_capture", None)
     again = megatron.Megatron(model.data, model.folder, megatron.TABLES[0])
     assert again.program(layout(tp=2).shape, 1, "micro_step").table.rows == first.table.rows
+
+
+def test_hits_by_hand() -> None:
+    measured = np.array([10.0, 10.4, 20.0, 7.0, 9.0])
+    groups = [[0, 1, 2], [3, 4]]
+    assert megatron.hits(groups, measured, np.array([2.0, 1.0, 3.0, 1.0, 2.0])) == pytest.approx(
+        (1.0, (2 / 3 + 1 / 2) / 2)
+    )
+    assert megatron.hits(groups, measured, np.array([2.0, 3.0, 1.0, 1.0, 2.0]))[0] == 0.5
 
 
 def test_ranking_counts_hits_and_chance() -> None:

@@ -21,6 +21,20 @@ def test_fill_and_drain(name: str, stages: int, batches: int) -> None:
     assert list(found.in_flight) == held
 
 
+@pytest.mark.parametrize(("stages", "batches"), [*SIZES, (3, 7), (4, 22), (8, 8)])
+def test_1f1b_waits_for_transfers_that_gpipe_hides(stages: int, batches: int) -> None:
+    """GPipe shows 2 (p - 1) transfers, 1F1B 2 (p - 1) more for every p micro-batches, as it holds no more than p.
+
+    In all 2 (p - 1 + (m - 2) - floor((m - 2) / p)), as long as a transfer is short beside a pass.
+    """
+    costs, send, steady = [StageCost(1.0, 2.0)] * stages, 0.01, batches - 2
+    free = (batches + stages - 1) * 3.0
+    gpipe, alternating = (pipeline(costs, batches, name, send_s=send) for name in ("gpipe", "1f1b"))
+    assert gpipe.step_s == pytest.approx(free + 2 * (stages - 1) * send)
+    assert alternating.step_s == pytest.approx(free + 2 * (stages - 1 + steady - steady // stages) * send)
+    assert alternating.bubble_share >= gpipe.bubble_share - 1e-12
+
+
 @pytest.mark.parametrize(("stages", "batches"), SIZES)
 @pytest.mark.parametrize("chunks", [2, 4])
 def test_interleaving_divides_the_bubble(stages: int, batches: int, chunks: int) -> None:
