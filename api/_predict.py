@@ -56,7 +56,7 @@ class Options:
     `cache`: whether lowered programs are kept on disk. `platform`: what scripts are lowered for, empty: what the device
     needs. `backend`: as `--backend`. `exec`: `auto` or an execution model. `attention`: `auto`, `flash` or
     `as-written`. `mesh`: axis -> size for scripts. `arguments`: how scripts get theirs. `xla`: how XLA compiles where
-    it does.
+    it does. `expandable_segments`: as PYTORCH_CUDA_ALLOC_CONF says of PyTorch's allocator.
     """
 
     backend: str = "analytical"
@@ -69,6 +69,7 @@ class Options:
     conventions: Conventions = field(default_factory=Conventions)
     timeline: TimelineOptions = field(default_factory=TimelineOptions)
     xla: XlaSettings = field(default_factory=XlaSettings)
+    expandable_segments: bool = False
 
 
 def platform_of(device: Device) -> str:
@@ -338,7 +339,7 @@ class Session:
         streams = timeline.settings
         if self.traces() is not None and program.exec_model == "as-written":
             streams = replace(streams, overlap="all", starts="free", comm_streams="one")
-        settings = Settings(choice, self.options.conventions.loops, streams)
+        settings = Settings(choice, self.options.conventions.loops, streams, self.options.expandable_segments)
         if timeline.pipeline:
             plan = pipeline_plan(timeline, program)
             made = predict_pipeline(self.scheduled(program), system, settings, self.name, plan)

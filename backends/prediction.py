@@ -118,6 +118,8 @@ class Prediction:
     Times in seconds, sizes in bytes, FLOPs with 2 per multiply-add. `work`: of one device and step, after fusion.
     `mfu`: model FLOPs (no recomputation, no padding) over peak x time, `hfu`: executed FLOPs, both None without
     matrix work. `bound_s`: seconds by what limits them. `exposed_by_axis_s`: exposed communication by mesh axes.
+    `reserved_memory_bytes`: what PyTorch's caching allocator has taken from the driver (`max_memory_reserved`), None
+    where there is none. `memory_retries`: times a step that it must give back what it keeps to go on.
     `idle_s`: seconds in which a device does nothing (the bubble of a pipeline). `critical_s`: seconds of the critical
     path by scope. `roles`: of a step of several, the rest is that of the busiest. `tiers`: bytes in use
     and there are (None: not stated) by memory tier. `pipeline`: schedule, stages, micro-batches and their costs, where
@@ -161,6 +163,8 @@ class Prediction:
     tiers: Mapping[str, tuple[int, int | None]] = field(default_factory=dict[str, tuple[int, "int | None"]])
     pipeline: Mapping[str, Any] = field(default_factory=dict[str, Any])
     timelines: tuple[Timeline, ...] = field(default=(), compare=False)
+    reserved_memory_bytes: int | None = None
+    memory_retries: int = 0
 
     @property
     def headroom_bytes(self) -> int:
@@ -227,6 +231,7 @@ class Prediction:
             "compute_s": self.compute_s,
             "exposed_communication_s": self.exposed_communication_s,
             "peak_memory_bytes": self.peak_memory_bytes,
+            "reserved_memory_bytes": self.reserved_memory_bytes,
             "memory_bytes": self.memory_bytes,
             "tiers": {name: {"bytes": used, "capacity": room} for name, (used, room) in self.tiers.items()},
             "fits": self.fits,

@@ -73,6 +73,8 @@ def _bound_line(prediction: Prediction) -> str:
 def _memory_line(prediction: Prediction) -> str:
     work = prediction.work
     peak, capacity = quantity(prediction.peak_memory_bytes, "B"), quantity(prediction.memory_bytes, "B")
+    if prediction.reserved_memory_bytes is not None:
+        peak += f" ({quantity(prediction.reserved_memory_bytes, 'B')} reserved)"
     free = f"fits, {quantity(prediction.headroom_bytes, 'B')} free" if prediction.fits else prediction.verdict.upper()
     away = "".join(
         f", {name} {quantity(used, 'B')}" + (f" of {quantity(room, 'B')}" if room is not None else "")

@@ -23,6 +23,7 @@ from stablecast.ir.device_program import P2P, DeviceProgram
 from stablecast.ir.errors import InputError
 from stablecast.ir.kernels import KernelTable
 from stablecast.ir.scopes import family, parse_scope
+from stablecast.lowering.caching_allocator import replay, workspace_bytes
 
 PREDICTED: Final = ScheduleSettings(contention=Contention())
 """What predictions take for granted unless told otherwise."""
@@ -30,11 +31,15 @@ PREDICTED: Final = ScheduleSettings(contention=Contention())
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to predict: backends by class, trip counts that the program leaves open, and how streams behave."""
+    """How to predict: backends by class, trip counts that the program leaves open, and how streams behave.
+
+    `expandable`: PyTorch's allocator runs with `expandable_segments:True`.
+    """
 
     choice: Choice
     loops: Mapping[str, int]
     schedule: ScheduleSettings = PREDICTED
+    expandable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,19 @@ def predict_roles(roles: Sequence[ProgramRole], system: System, settings: Settin
         said = (*said, f"{len(times)} roles run at once; all but the step is of the busiest ({busiest.name})")
     peak = max(buffers.peak_bytes if (buffers := role.program.buffers) else 0 for role in roles)
     every = tuple(timelines.values())
-    return with_memory_margin(replace(made, roles=times, peak_memory_bytes=peak, assumptions=said, timelines=every))
+    made = replace(made, roles=times, peak_memory_bytes=peak, assumptions=said, timelines=every)
+    return with_memory_margin(_with_reserved(made, roles, system.device, settings))
+
+
+def _with_reserved(made: Prediction, roles: Sequence[ProgramRole], device: Device, settings: Settings) -> Prediction:
+    """`made` with what PyTorch's allocator reserves on the device of the role that takes most."""
+    asked = {id(role.program): one for role in roles if (one := role.program.allocations) is not None}
+    room, workspace = int(device.memory_bytes.value), workspace_bytes(device.architecture)
+    found = [replay(one, room, expandable=settings.expandable, workspace=workspace) for one in asked.values()]
+    if not found:
+        return made
+    most = max(found, key=lambda one: one.reserved)
+    return replace(made, reserved_memory_bytes=most.reserved, memory_retries=most.retries)
 
 
 def _role_time(role: ProgramRole, timeline: Timeline) -> RoleTime:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+from stablecast.ir.allocations import allocations_of_json
 from stablecast.ir.dtypes import dtype
 from stablecast.ir.errors import InputError
 from stablecast.ir.program import Argument, ArgumentKind, Axis, Mesh, Sharding, Stage
@@ -154,6 +155,7 @@ def _schedule(schedule: Schedule | None) -> dict[str, Any] | None:
         "program_order": list(schedule.program_order),
         "host_syncs": list(schedule.host_syncs),
         "stream_names": list(schedule.stream_names),
+        "allocations": None if schedule.allocations is None else asdict(schedule.allocations),
     }
 
 
@@ -210,6 +212,7 @@ def _read_schedule(held: Mapping[str, Any] | None) -> Schedule | None:
         tuple(held["program_order"]),
         tuple(held["host_syncs"]),
         tuple(held.get("stream_names", ())),
+        allocations_of_json(held.get("allocations")),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from stablecast.ir.allocations import Allocations
 from stablecast.ir.attributes import Shift
 from stablecast.ir.groups import Groups
 from stablecast.ir.kernels import KernelTable
@@ -202,6 +203,7 @@ class DeviceProgram:
     `unmodelled` ops or unknown counts leave the total a lower bound. `stage_axis`: mesh axis along which the stages of
     a pipeline lie that all run this program, empty where there is none. `arguments`: of the step, where known.
     `recorded`: streams and events are those of a recorded run. `offloaded`: bytes of arguments by memory tier.
+    `allocations`: what the step asks of PyTorch's allocator, where a capture saw that.
     """
 
     name: str
@@ -222,6 +224,7 @@ class DeviceProgram:
     arguments: tuple[ArgumentBuffer, ...] = ()
     recorded: bool = False
     offloaded: Mapping[str, int] = field(default_factory=dict[str, int])
+    allocations: Allocations | None = None
 
     @property
     def num_stages(self) -> int:

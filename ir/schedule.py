@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stablecast.ir.allocations import Allocations
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -19,6 +21,7 @@ class Schedule:
     Node numbers are indices into the launches or nodes that it belongs to. `stream_of`: node -> stream, 0 where
     absent. `after`: node -> nodes that must be done before. `program_order`: the order in which the host issues.
     `host_syncs`: nodes after which the host waits for the device. `stream_names`: of the streams, by number.
+    `allocations`: the memory that the step asks for, where known.
     """
 
     stream_of: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -27,6 +30,7 @@ class Schedule:
     program_order: tuple[int, ...] = ()
     host_syncs: tuple[int, ...] = ()
     stream_names: tuple[str, ...] = ()
+    allocations: Allocations | None = None
 
 
 @dataclass(frozen=True, slots=True)

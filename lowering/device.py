@@ -8,6 +8,7 @@ from typing import Final
 
 from stablecast.ir.accounting.context import Context, label_of
 from stablecast.ir.accounting.values import Conventions, OpWork
+from stablecast.ir.allocations import Allocations
 from stablecast.ir.attributes import Shift
 from stablecast.ir.device_program import (
     COPY_STREAM,
@@ -15,6 +16,7 @@ from stablecast.ir.device_program import (
     ArgumentBuffer,
     Body,
     Branch,
+    Buffers,
     Collective,
     DeviceProgram,
     Kernel,
@@ -30,6 +32,7 @@ from stablecast.ir.schedule import LaunchTable, Schedule
 from stablecast.ir.types import Count, Location, TensorType
 from stablecast.ir.work import SymbolicWork, Work, total
 from stablecast.lowering.ahead import runs_ahead
+from stablecast.lowering.allocations import peak, step_allocations
 from stablecast.lowering.categories import Category
 from stablecast.lowering.combine import bucket_order, merge_collectives, plan_buckets
 from stablecast.lowering.copies import Copy, contiguous_reductions, with_copies
@@ -135,6 +138,7 @@ class _Lowering:
         residents = Residents(kept=set(graph.arguments) - donated, donated=donated)
         self._main, self._numbers = graph, {value: number for number, value in enumerate(graph.arguments)}
         body, work, temp = self._body(graph, residents, 1.0, self._launches)
+        allocations = self._allocations()
         open_counts = any(self._value(symbol) is None for symbol in work.symbols)
         return DeviceProgram(
             name=program.name,
@@ -145,16 +149,34 @@ class _Lowering:
             meshes=program.meshes,
             exec_model="as-written" if program.prefused else self._model.name,
             platform=self._target.platform,
-            buffers=residents.buffers(graph, temp, self._by_scope),
+            buffers=self._buffers(residents.buffers(graph, temp, self._by_scope), allocations),
             unmodelled=self._unmodelled(),
             complete=not self._opaque and not open_counts,
             notes=(*program.notes, *self._notes()),
             stage_axis=self._stage_axis,
             recorded=self._recorded,
+            allocations=allocations,
             arguments=tuple(
                 ArgumentBuffer(argument.name, graph.types[value].nbytes, value in donated)
                 for value, argument in zip(graph.arguments, program.main.arguments, strict=False)
             ),
+        )
+
+    def _allocations(self) -> Allocations | None:
+        asked = self._schedule.allocations if self._schedule is not None else None
+        if asked is None or self._launches is None:
+            return None
+        return step_allocations(asked, self._program.main.arguments, self._launches)
+
+    def _buffers(self, planned: Buffers, asked: Allocations | None) -> Buffers:
+        """`planned`, or the same with temporaries that live as long as the captured run held them."""
+        if asked is None or self._launches is None:
+            return planned
+        found = peak(asked, self._launches)
+        return replace(
+            planned,
+            temp_bytes=max(found.nbytes - replace(planned, temp_bytes=0).peak_bytes, 0),
+            by_scope=found.by_scope,
         )
 
     def _notes(self) -> tuple[str, ...]:

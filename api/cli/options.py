@@ -47,6 +47,12 @@ CalibrationFile = Annotated[
 Attention = Annotated[
     str, typer.Option("--attention", help="Attention as one kernel: auto (as the model does), flash or as-written.")
 ]
+ExpandableSegments = Annotated[
+    bool,
+    typer.Option(
+        "--expandable-segments", help="PyTorch's allocator has expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF)."
+    ),
+]
 AcceptTerms = Annotated[
     bool,
     typer.Option(
@@ -174,6 +180,7 @@ class ExecutionChoices:
 
     exec_model: Exec = "auto"
     attention: Attention = "auto"
+    expandable_segments: ExpandableSegments = False
     accept_libtpu_terms: AcceptTerms = False
     no_cache: NoCache = False
 
@@ -234,6 +241,7 @@ def make_options(
         conventions=conventions or counting.conventions(),
         timeline=(timeline or TimelineChoices()).options(),
         xla=Settings(accept_libtpu_terms=execution.accept_libtpu_terms),
+        expandable_segments=execution.expandable_segments,
     )
 
 

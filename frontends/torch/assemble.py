@@ -230,7 +230,8 @@ def _schedule(session: Session) -> Schedule:
     streams = {number: call.stream for number, call in enumerate(recorder.calls) if call.stream}
     events = tuple(Event(before, waiter) for waiter, befores in line.after.items() for before in befores)
     syncs = tuple(sorted({*recorder.syncs, *line.syncs}))
-    return Schedule(streams, dict(line.after), events, tuple(range(len(recorder.calls))), syncs, tuple(line.names))
+    order, names = tuple(range(len(recorder.calls))), tuple(line.names)
+    return Schedule(streams, dict(line.after), events, order, syncs, names, recorder.memory.allocations())
 
 
 def batch_names(session: Session, inputs: Sequence[Any], labels: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from stablecast.frontends.torch import effects, private
 from stablecast.frontends.torch.aliases import Alias, Aliases, contiguous_strides, itemsize
+from stablecast.frontends.torch.allocations import AllocationLog
 from stablecast.frontends.torch.graph import Graph, Group, Place, Ref, Spec
 from stablecast.frontends.torch.names import DTYPES, dtype_name
 from stablecast.frontends.torch.places import Places, user_frame
@@ -76,7 +77,8 @@ class Recorder(TorchDispatchMode):
     """Records the ops that run under it.
 
     `graph`: the functional nodes. `calls`: the ops as dispatched. `inputs`: tensors that were there before. `syncs`:
-    calls after which the host waits. `copies`: storage -> calls that copied into it, where DDP is in use.
+    calls after which the host waits. `copies`: storage -> calls that copied into it, where DDP is in use. `memory`: the
+    requests for memory.
     """
 
     _number = 0
@@ -99,6 +101,7 @@ class Recorder(TorchDispatchMode):
         self.constants: list[Any] = []
         self.paused = 0
         self.timeline: Any = None
+        self.memory = AllocationLog(self.mark, lambda: (self.timeline.current.number, len(self.calls)))
         self.copies: dict[int, list[int]] | None = None
         self._place = 0
         self._infos: dict[Any, OpInfo] = {}
@@ -122,9 +125,11 @@ class Recorder(TorchDispatchMode):
             info = self._infos[func] = self._learn(func)
         self._place = self.places.here(info)
         try:
-            return info.handler(self, info, args, kwargs or {})
+            out = info.handler(self, info, args, kwargs or {})
         except DATA_DEPENDENT as error:
             raise self.dynamic(f"{info.full} makes a result whose shape or value depends on data") from error
+        self.memory.made(_tensors([out]), lambda: _tensors([*args, *(kwargs or {}).values()]))
+        return out
 
     def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An op over functions: the calls inside it are recorded, as eager makes them."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from stablecast.frontends.torch import private
+from stablecast.frontends.torch.allocations import storage_patches
 from stablecast.frontends.torch.devices import Rewriter, number_patches, patches
 from stablecast.frontends.torch.emit.emitter import RuleFault
 from stablecast.frontends.torch.private import DATA_DEPENDENT, FakeTensor, FakeTensorMode, load, torch
@@ -15,6 +16,7 @@ from stablecast.frontends.torch.record import Recorder
 from stablecast.frontends.torch.state import StateNames
 from stablecast.frontends.torch.streams import Timeline
 from stablecast.ir.errors import InputError
+from stablecast.ir.pause import paused_gc
 
 FAULT = "a rule of stablecast's own failed, please report it:"
 
@@ -52,6 +54,7 @@ class Session:
         replaced = patches(self.device, self.timeline) + private.module_patches()
         replaced += private.engine_patches(self.rewriter, self.replicas.after_backward)
         replaced += private.transformers_patches(self.timeline) + number_patches()
+        replaced += storage_patches(self.recorder.memory)
         if self.device.startswith("cuda"):
             replaced += private.foreach_patches() + private.flex_patches()
         if self.axes:
@@ -160,6 +163,9 @@ class Session:
             for handle in self._hooks():
                 stack.callback(handle.remove)
             stack.enter_context(recorder)
+            stack.enter_context(paused_gc())
+            recorder.memory.open()
+            stack.callback(recorder.memory.close)
             try:
                 return run()
             except DATA_DEPENDENT as error:

@@ -5,6 +5,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
 
+from stablecast.ir.allocations import allocations_of_json
 from stablecast.ir.device_program import ArgumentBuffer, Buffers, Collective, DeviceProgram, Unmodelled
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import Groups
@@ -86,6 +87,7 @@ def program_to_json(program: DeviceProgram) -> dict[str, Any]:
         "stage_axis": program.stage_axis,
         "recorded": program.recorded,
         "offloaded": dict(program.offloaded),
+        "allocations": None if program.allocations is None else asdict(program.allocations),
         "arguments": [[one.name, one.nbytes, int(one.overwritten)] for one in program.arguments],
     }
 
@@ -114,6 +116,7 @@ def program_of_json(held: Mapping[str, Any], body: tuple[Any, ...], where: str) 
             stage_axis=held.get("stage_axis", ""),
             recorded=bool(held.get("recorded", False)),
             offloaded=held.get("offloaded", {}),
+            allocations=allocations_of_json(held.get("allocations")),
             arguments=tuple(ArgumentBuffer(one[0], one[1], bool(one[2])) for one in held.get("arguments", ())),
         )
     except (KeyError, TypeError) as error:

@@ -91,9 +91,11 @@ def peak_bytes(body: Body) -> int:
 
 
 def with_body(program: DeviceProgram, body: Body) -> DeviceProgram:
-    """`program` with another body, and with the temporaries that it then needs: more or less by the change in peak."""
-    buffers = program.buffers
+    """`program` with another body, and with the temporaries that it then needs: more or less by the change in peak.
+
+    What it asks of an allocator is known no longer where that changes.
+    """
+    buffers, more = program.buffers, peak_bytes(body) - peak_bytes(program.body)
     if buffers is not None:
-        temp = max(buffers.temp_bytes + peak_bytes(body) - peak_bytes(program.body), 0)
-        buffers = replace(buffers, temp_bytes=temp)
-    return replace(program, body=body, buffers=buffers)
+        buffers = replace(buffers, temp_bytes=max(buffers.temp_bytes + more, 0))
+    return replace(program, body=body, buffers=buffers, allocations=None if more else program.allocations)

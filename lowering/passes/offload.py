@@ -122,6 +122,7 @@ def _resident(
     there = sum(sorted((use.load_bytes for use in uses), reverse=True)[:BUFFERED])
     return replace(
         changed,
+        allocations=None,
         buffers=replace(
             buffers,
             argument_bytes=buffers.argument_bytes - away,
