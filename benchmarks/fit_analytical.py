@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from fit_small_kernels import set_lanes, set_latencies
 
 from stablecast.backends import kernel_specs as specs
-from stablecast.backends.analytical.classes import watts_per_tflops
 from stablecast.backends.analytical.constants import CONSTANTS_FILE, read_constants
 from stablecast.backends.analytical.fitting import SEED, Fit, Measured
+from stablecast.backends.analytical.rates import watts_per_tflops
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Device
 from stablecast.ir.kernels import KernelRow, KernelTable
@@ -73,10 +74,6 @@ _SILU: Final = {"H100": "h100-sxm", "A6000": "a6000", "RTX3090": "rtx-3090"}
 _HIDDEN: Final = {"meta-llama/Llama-3.1-8B": 14336, "meta-llama/Llama-3.1-70B": 28672}
 _ROWWISE: Final = ("softmax", "ln")
 _BINARY: Final = ("add", "mul", "div", "pow")
-_PLAIN_ACTIVATIONS: Final = ("relu", "leaky_relu", "parametric_relu", "linear")
-_EXPONENTIAL_ACTIVATIONS: Final = ("elu", "selu")
-SMALL_ELEMENTS: Final = 1024
-SLOPE_ELEMENTS: Final = 65536
 LARGE_ELEMENTS: Final = 3e7
 LARGE_FLOPS: Final = 2e11
 BEYOND_CACHE: Final = 2.5e7
@@ -131,8 +128,10 @@ class Tables:
         time: tuple[str, float],
         stage: str,
         launch_s: float = 2e-6,
+        grows: bool = False,
     ) -> Iterable[Measured]:
-        """`time`: the column that holds the measured time, and its unit in seconds."""
+        """`time`: the column that holds the measured time, and its unit in seconds. `grows`: what the host added grew
+        while the table was taken."""
         if len(records) > REPORT_ROWS:
             chosen = np.random.default_rng(SEED).choice(len(records), REPORT_ROWS, replace=False)
             records = [records[int(index)] for index in sorted(chosen.tolist())]
@@ -140,7 +139,8 @@ class Tables:
         if records:
             kernels = KernelTable.of([make(found, record) for record in records])
             seconds = np.array([record.number(time[0]) * time[1] for record in records])
-            yield Measured(table, found, kernels, seconds, stage, launch_s)
+            place = np.arange(len(records)) / len(records) if grows else None
+            yield Measured(table, found, kernels, seconds, stage, launch_s, place)
 
     def aiconfigurator_gemm(self) -> Iterable[Measured]:
         for name, device in _SXM.items():
@@ -204,7 +204,9 @@ class Tables:
         for name, device in _NEUSIGHT.items():
             kept = [r for r in records if r["device"] == name]
             stage = "conv.fma" if device != "p4" else ""
-            yield from self._data("neusight train conv2d f32", device, kept, make, ("latency_ms", 1e-3), stage, 3e-5)
+            yield from self._data(
+                "neusight train conv2d f32", device, kept, make, ("latency_ms", 1e-3), stage, grows=True
+            )
 
     def deepbench_gemm(self) -> Iterable[Measured]:
         records = self.read("deepbench/gemm.csv")
@@ -377,7 +379,7 @@ STAGES: Final[Sequence[tuple[str, str, tuple[str, ...], tuple[str, ...]]]] = (
     ("tf32", "gpu", ("sustained.tf32",), ()),
     ("byte", "gpu", ("sustained.byte",), ()),
     ("fma", "gpu", ("sustained.fma",), (*(f"fma.{area}" for area in AREAS), "waves.fma")),
-    ("conv.fma", "gpu", (), ("convolution.fma", "convolution.direct", "winograd")),
+    ("conv.fma", "gpu", (), ("convolution.fma", "convolution.direct", "winograd.fused", "winograd.fill")),
     ("conv.half", "gpu", (), ("convolution.half",)),
     ("stream", "gpu", ("share.stream",), ()),
     ("reduce", "gpu", ("share.reduce",), ()),
@@ -394,6 +396,10 @@ COPIES: Final = (
     ("convolution.byte", "convolution.half"),
 )
 """Constants that take another's value, since no table measures them."""
+
+SAME_LANES: Final = {"sm_75": "sm_70"}
+"""Architecture that was measured on a board of little power -> one on a board of full power with the same f32 lanes (16
+a scheduler, four schedulers a core) in the same process (TSMC 12 nm FFN)."""
 
 _KINDS: Final = ("gpu", "tpu", "cpu")
 _BEGIN, _END = "<!-- errors: begin -->", "<!-- errors: end -->"
@@ -412,6 +418,8 @@ def fit_all(datas: Sequence[Measured], fit: Fit) -> None:
     for stage, kind, own, common in STAGES:
         chosen = [data for data in datas if data.stage == stage]
         keys = sorted({data.key for data in chosen})
+        for data in chosen:
+            fit.take_growing_cost(data)
         for key in keys:
             section = fit.values.setdefault(key, {})
             section |= {name: section.get(name, fit.values[kind][name]) for name in own}
@@ -436,34 +444,6 @@ def fit_all(datas: Sequence[Measured], fit: Fit) -> None:
                 section[target] = section[source]
                 fit.sources[key, target] = f"as {source}, which has measurements"
     _set_ranges(fit, datas)
-
-
-def set_lanes(fit: Fit, records: Sequence[Record], device: Device) -> None:
-    """What a TPU kernel costs before its first element, and how much of their issue slots the lanes fill.
-
-    From one-operand activations on a TPU v4: the time of the smallest, and by how much the slope over the elements of
-    those with an exponential exceeds that of those without (operands and results are the same, f16 conversions
-    included, and other operations hide behind these). Softmax is made of exponentials; the logistic function and tanh,
-    whose exact forms divide, take longer.
-    """
-    small = [r.number("mean_us") * 1e-6 for r in records if r.number("elements") <= SMALL_ELEMENTS]
-    fit.values["tpu"]["launch"] = float(np.median(small))
-    fit.sources["tpu", "launch"] = f"fitted: tpu_v4 element-wise f16 up to {SMALL_ELEMENTS} elements; {len(small)} rows"
-    slopes: dict[str, float] = {}
-    used = 0
-    for name in (*_PLAIN_ACTIVATIONS, *_EXPONENTIAL_ACTIVATIONS):
-        points = [
-            (r.number("elements"), r.number("mean_us") * 1e-6)
-            for r in records
-            if r["series"] == "data_act2" and r["op"] == name and r.number("elements") >= SLOPE_ELEMENTS
-        ]
-        used += len(points)
-        slopes[name] = float(np.polyfit(*np.array(points).T, 1)[0])
-    plain = float(np.mean([slopes[name] for name in _PLAIN_ACTIVATIONS]))
-    extra = float(np.mean([slopes[name] for name in _EXPONENTIAL_ACTIVATIONS])) - plain
-    operations = fit.values["tpu"]["transcendental"]
-    fit.values["tpu"]["vector"] = min(1.0, operations / (extra * device.vector_rate("f32").value))
-    fit.sources["tpu", "vector"] = f"fitted: tpu_v4 activations f16, exponentials over plain; {used} rows"
 
 
 def _source(fit: Fit, used: Sequence[Measured]) -> str:
@@ -506,9 +486,12 @@ def _set_power(fit: Fit, stage: str, kind: str, chosen: Sequence[Measured]) -> N
         if watts and (stage != "fma" or watts > fit.values[data.key].get(name, 0.0)):
             fit.values[data.key][name] = watts
             fit.sources[data.key, name] = f"derived: board power in W / {unit} TFLOP/s of {data.device.name}"
-    if stage == "fma":
-        fit.values[kind]["typical.fma"] = fit.values[kind]["sustained.fma"]
-        fit.sources[kind, "typical.fma"] = fit.sources[kind, "sustained.fma"]
+    for key, like in SAME_LANES.items() if stage == "fma" else ():
+        for constant in ("power.fma", "sustained.fma"):
+            fit.values[key][f"full.{constant}"] = fit.values[like][constant]
+            fit.sources[key, f"full.{constant}"] = (
+                f"as {like}, whose lanes and process it has, on a board of full power"
+            )
 
 
 def _set_ranges(fit: Fit, datas: Sequence[Measured]) -> None:
@@ -575,8 +558,10 @@ def main() -> int:
     fit = Fit(values, {key: part.like for key, part in start.items() if part.like})
     fit_all(datas, fit)
     set_lanes(fit, tables.read("tpu_v4_kernels/nonmatmul_fp16.csv"), Catalogue().resolve("tpu-v4").device)
+    set_latencies(fit, tables.read("llmservingsim/gpu_v0_layers.csv.gz"))
     for data in datas:
         if not data.stage:
+            fit.take_growing_cost(data)
             fit.descend([data], [])
     write_constants(fit, options.out, initial)
     table = error_table(fit, datas)

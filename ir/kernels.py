@@ -48,7 +48,9 @@ class KernelRow:
     `inputs` (boundary operands). FLOPs: `matmul_flops` with edge padding, of which `padded_flops` hit it;
     `dilation_flops`: further ones that an implementation would spend on the zeros of a dilated input, if it does not
     skip them; `vector_flops`, `transcendentals`. `bytes_read`, `bytes_written`: with the device memory.
-    `launches`: kernels started. `estimated_cycles`: what its compiler thinks it takes, 0 if it does not say.
+    `launches`: kernels started. `waits`, `row_waits`: accesses to device memory that their slowest threads make one
+    after the other beyond the first of each launch, to what lies near by and to rows anywhere in a large table; 0 where
+    nothing is known of them. `estimated_cycles`: what its compiler thinks it takes, 0 if it does not say.
     `library`: `cublas`, `cudnn`, `triton`, `xla`, a custom-call target. `modelled`: False for opaque kernels whose
     work nobody said.
     """
@@ -99,6 +101,8 @@ class KernelRow:
     bytes_read: float = 0
     bytes_written: float = 0
     launches: int = 1
+    waits: float = 0
+    row_waits: float = 0
     library: str = ""
     label: str = ""
     estimated_cycles: float = 0

@@ -37,7 +37,7 @@ from stablecast.lowering.categories import Category
 from stablecast.lowering.combine import bucket_order, merge_collectives, plan_buckets
 from stablecast.lowering.copies import Copy, contiguous_reductions, with_copies
 from stablecast.lowering.execution.dispatch import afresh, bare_row, launches_of
-from stablecast.lowering.execution.library_calls import library_call
+from stablecast.lowering.execution.library_calls import Waits, library_call
 from stablecast.lowering.execution.models import UNFUSED, exec_model, plan_kernels
 from stablecast.lowering.execution.stages import Extras, InductorExtras, gathers_minor, with_extras
 from stablecast.lowering.execution.xla import GPU_PLATFORMS
@@ -315,11 +315,12 @@ class _Lowering:
         beside = bool(graph.ops[hero].attrs.get("asynchronous"))
         count = 0 if beside else self._launch_count(graph, group)
         extra = extras.of(group) if extras else (0, 0.0)
-        klass = self._known_class(group)
-        whole = (key, group.attention, count, klass, extra)
+        klass, waits = self._known_call(group)
+        whole = (key, group.attention, count, klass, waits, extra)
         row = self._builder.known(whole)
         if row is None:
-            made = replace(make_row(graph, group, measure(), arithmetic), launches=count)
+            made = make_row(graph, group, measure(), arithmetic)
+            made = replace(made, launches=count, waits=waits.near, row_waits=waits.rows)
             made = with_extras(made if klass is None else replace(made, klass=klass), *extra)
             row = self._builder.add(whole, made, [graph.ops[node] for node in members])
         kernel_row = self._builder.row(row)
@@ -332,10 +333,11 @@ class _Lowering:
         node = Kernel(row, tuple(members), kernel_row.launches, scope, graph.location(hero), stream)
         return node, SymbolicWork({(): kernel_row.work}), 0
 
-    def _known_class(self, group: Group) -> KernelClass | None:
-        """The class of a call whose body does not show it."""
-        known = library_call(self._launches.launches[group.launch].op) if self._launches and group.launch >= 0 else None
-        return None if known is None else known.klass
+    def _known_call(self, group: Group) -> tuple[KernelClass | None, Waits]:
+        """The class of a call whose body does not show it, and what its threads wait for."""
+        launch = self._launches.launches[group.launch] if self._launches and group.launch >= 0 else None
+        known = library_call(launch.op) if launch else None
+        return (known.klass, known.waits(launch)) if known and launch else (None, Waits())
 
     def _launch_count(self, graph: Graph, group: Group) -> int:
         if self._launches and group.launch >= 0:

@@ -37,7 +37,7 @@ class Libraries:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._tables: dict[str, tuple[int, int, int]] = {}
+        self._tables: dict[str, tuple[int, int, int, int]] = {}
 
     def row(self, name: str, shapes: Shapes, element: str) -> KernelRow | None:
         """The kernels of the call `name` as one row; None for calls that are not known, or not by these operands."""
@@ -51,7 +51,9 @@ class Libraries:
             return None
         row, operands = found
         made = Launch(op.replace("::", "."), tuple(operands), (), module_path="backward")
-        return replace(row, klass=known.klass or KernelClass.SCATTER, launches=known.launches(made))
+        waits = known.waits(made)
+        row = replace(row, klass=known.klass or KernelClass.SCATTER, launches=known.launches(made))
+        return replace(row, waits=waits.near, row_waits=waits.rows)
 
     def _row(self, op: str, shapes: Shapes, element: str) -> tuple[KernelRow, Shapes] | None:
         if op in _LOOKUPS:
@@ -66,15 +68,17 @@ class Libraries:
     def _lookup(self, op: str, shapes: Shapes) -> tuple[KernelRow, Shapes]:
         """Rows are read; their width is the result's, which a trace does not state: a guess of one line of 32 bytes."""
         kind, weights, tables, indices = _LOOKUPS[op]
-        sizes = (math.prod(shapes[weights]), math.prod(shapes[tables]), math.prod(shapes[indices]))
+        counted = (weights, tables, indices, indices + 1)
+        held, tables_held, asked, offsets = (math.prod(shapes[place]) for place in counted)
+        sizes = (held, tables_held, asked, max(offsets - 1, 1))
         self._tables[kind] = sizes
         row = specs.elementwise(self._device, "f32", max(sizes[2], 1), 8, 1)
         return replace(row, klass=KernelClass.GATHER), shapes
 
     def _backward(self, kind: str, shapes: Shapes) -> tuple[KernelRow, Shapes]:
         """For every index its row of the gradient is read, and its rows of weights and state are read and written."""
-        weights, tables, indices = self._tables[kind]
+        weights, tables, indices, bags = self._tables[kind]
         width = max(1, shapes[0][-1] // tables)
         row = specs.elementwise(self._device, "f32", max(indices, 1), width, 3)
-        operands = (shapes[0], (weights,), (tables,), (tables + 1,), (tables + 1,), (indices,))
+        operands = (shapes[0], (weights,), (tables,), (tables + 1,), (tables + 1,), (indices,), (bags + 1,))
         return replace(row, klass=KernelClass.SCATTER, bytes_written=2 * row.bytes_written), operands

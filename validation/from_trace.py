@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 from stablecast.backends import kernel_specs as specs
 from stablecast.backends.device import Device
 from stablecast.ir.device_program import Collective, DeviceProgram, Kernel, Node, Unmodelled
+from stablecast.ir.dtypes import dtype
 from stablecast.ir.groups import Groups, all_devices
 from stablecast.ir.kernels import KernelClass, KernelRow, KernelTableBuilder
 from stablecast.ir.trace_events import NO_ARGS
@@ -51,6 +52,7 @@ _CUSTOM: Final = re.compile(r"(?!aten::|torch::)\w+::|torch::autograd::CppNode")
 
 _LISTS: Final = re.compile(r"aten::(_foreach|_fused)_")
 _MOST_LISTS: Final = 6
+_HOST_COPY: Final = re.compile(r"HtoD|DtoH|Host -> Device|Device -> Host|Pinned|Pageable")
 _ELEMENTWISE: Final = re.compile(r"(un|vec|vectorized_)?(rolled_)?elementwise_kernel")
 _PER_THREAD: Final = 32
 """More elements than a thread of an elementwise kernel takes: what is beyond is a view of fewer stored ones."""
@@ -67,7 +69,7 @@ class Call:
 
     `shapes`: of its tensors; `element`: their StableHLO type; `nbytes`: moved, where the trace says so; `concrete`: its
     other arguments as text. `most`: elements that its kernel has threads for, 0 where that is unknown. `way`: of a
-    convolution's gradients `dgrad` or `wgrad`.
+    convolution's gradients `dgrad` or `wgrad`. `host`: it copies to or from the host.
     """
 
     op: str
@@ -79,6 +81,7 @@ class Call:
     concrete: Sequence[Any] = ()
     most: int = 0
     way: str = ""
+    host: bool = False
 
 
 def trace_program(run: MeasuredRun, step: int, device: Device, *, tf32: bool | None = None) -> DeviceProgram:
@@ -125,6 +128,7 @@ def _call(run: MeasuredRun, position: int, op: int) -> Call:
         work_scope(run, int(run.work[position]), op),
         cast("list[Any]", concrete) if isinstance(concrete, list) else [],
         _threads(run, position) * _PER_THREAD,
+        host=bool(_HOST_COPY.search(run.name(position))),
     )
 
 
@@ -163,8 +167,8 @@ class ProgramBuilder:
 
     def call(self, call: Call) -> None:
         """One operator call."""
-        if call.klass is MeasuredClass.MEMCPY and not call.shapes:
-            self._host_bytes += call.nbytes
+        if call.klass is MeasuredClass.MEMCPY and (call.host or not call.shapes):
+            self._host_bytes += call.nbytes or _bytes(call)
             return
         row = self._row(call)
         if row is None:
@@ -292,6 +296,12 @@ def _listed(shapes: Shapes) -> tuple[int, int]:
 
 def _alike(shapes: Shapes, size: int) -> bool:
     return all(shapes[at] == shapes[at - size] for at in range(size, len(shapes)))
+
+
+def _bytes(call: Call) -> float:
+    """Of the largest tensor of a call."""
+    largest = max(map(math.prod, call.shapes), default=0)
+    return float(dtype(call.element).nbytes(largest))
 
 
 def _limited(elements: int, call: Call) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from stablecast.backends.analytical import classes
 from stablecast.backends.analytical.constants import CONSTANTS_FILE, Constants, constants_for
-from stablecast.backends.analytical.rates import MatrixRates, matrix_rates, one_rate
+from stablecast.backends.analytical.rates import MatrixRates, matrix_rates, one_rate, sustained
 from stablecast.backends.device import Device
 from stablecast.backends.estimates import BoolArray, Estimates, FloatArray, Source, TextArray
 from stablecast.ir.errors import InputError
@@ -61,7 +61,7 @@ class AnalyticalBackend:
         origin = "given" if self.launch_s is not None else constants.source("launch")
         found = [
             f"{launch_s * 1e6:.2g} us a launch ({origin})",
-            f"peaks are dense; large products reach {classes.sustained('half', device, constants):.0%} of the "
+            f"peaks are dense; large products reach {sustained('half', device, constants):.0%} of the "
             "16-bit peak "
             f"({constants.source('sustained.half')})",
             f"streaming kernels reach {constants['share.stream']:.0%} of the memory rate "

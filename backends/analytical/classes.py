@@ -5,8 +5,9 @@ from typing import Final
 
 import numpy as np
 
+from stablecast.backends.analytical import winograd
 from stablecast.backends.analytical.constants import Constants
-from stablecast.backends.analytical.rates import MatrixRates
+from stablecast.backends.analytical.rates import MatrixRates, p_norm, sustained
 from stablecast.backends.analytical.tiles import TILES, TileConstants, padded_time, tiled_time
 from stablecast.backends.device import Device
 from stablecast.backends.estimates import BoolArray, FloatArray, TextArray
@@ -40,7 +41,8 @@ _OPERAND_BYTES: Final = {"half": 2.0, "tf32": 4.0, "byte": 1.0, "fma": 4.0}
 class Rows:
     """The columns that times depend on, as float arrays, padding and dilation zeros taken off where not executed.
 
-    `group`: index into `GROUPS`. `peak`: FLOP/s of the row's math mode. `executed`, `useful`: matrix FLOPs.
+    `group`: index into `GROUPS`. `peak`: FLOP/s of the row's math mode. `executed`: matrix FLOPs; `useful`: those that
+    no algorithm can do without.
     """
 
     table: KernelTable
@@ -71,18 +73,15 @@ class Rows:
         nbytes = kernels.bytes_read + kernels.bytes_written
         launches, modelled = kernels.launches.astype(np.float64), kernels.modelled.astype(np.float64)
         on_unit = rates.on_matrix_unit
+        fewer = (klass == str(KernelClass.CONVOLUTION)) & (rates.family == "fma") & ~on_unit & (flops > 0)
+        if device.kind == "gpu" and fewer.any():
+            useful = np.array(useful, dtype=np.float64)
+            useful[fewer] *= winograd.multiplied_share(kernels, fewer, device)
         return Rows(kernels, group, peak, rates.family, on_unit, executed, useful, nbytes, launches, modelled)
 
     def is_group(self, name: str) -> BoolArray:
         """Which rows belong to group `name`."""
         return self.group == GROUPS.index(name)
-
-
-def p_norm(first: FloatArray, second: FloatArray, power: float) -> FloatArray:
-    """(first^p + second^p)^(1/p): the larger where p is large, the sum where p is 1."""
-    larger = np.maximum(first, second)
-    ratio = np.divide(np.minimum(first, second), larger, out=np.zeros_like(larger), where=larger > 0)
-    return larger * (1.0 + ratio**power) ** (1.0 / power)
 
 
 def parts(rows: Rows, device: Device, constants: Constants) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -98,6 +97,7 @@ def parts(rows: Rows, device: Device, constants: Constants) -> tuple[FloatArray,
     loose = products & ~attention & ~shaped
     if shaped.any():
         compute[shaped] = _product_time(rows, shaped, device, constants)
+    _replace_by_winograd(rows, shaped & (rows.family == "fma"), (compute, memory), device, constants)
     if attention.any():
         compute[attention] = _attention_time(rows, attention, device, constants)
     compute[loose] = rows.executed[loose] / (constants["loose"] * rows.peak[loose])
@@ -106,6 +106,8 @@ def parts(rows: Rows, device: Device, constants: Constants) -> tuple[FloatArray,
         compute = p_norm(compute, lanes, constants["overlap"])
     else:
         compute = np.maximum(compute, np.where(attention, 0.0, vector))
+    if device.kind == "gpu":
+        compute = np.maximum(compute, _waiting_time(rows, constants))
     extra = np.where(rows.is_group("attention"), constants["attention.extra"], 0.0)
     return compute, memory, extra
 
@@ -157,6 +159,14 @@ def _vector_time(rows: Rows, device: Device, constants: Constants) -> FloatArray
     return operations / (constants["vector"] * rate)
 
 
+def _waiting_time(rows: Rows, constants: Constants) -> FloatArray:
+    """What the slowest threads wait for, access after access; the trees of reductions among it."""
+    table = rows.table
+    time = table.waits * constants["latency.access"] + table.row_waits * constants["latency.row"]
+    trees = np.where(rows.is_group("reduce"), np.maximum(rows.launches, 0.0), 0.0)
+    return time + trees * constants["latency.reduce"]
+
+
 def _narrow_elements(table: KernelTable) -> FloatArray:
     """16-bit floats that a kernel reads and writes."""
     read = np.where(np.isin(table.in_dtype, _NARROW), table.bytes_read, 0.0)
@@ -174,16 +184,16 @@ def _product_time(rows: Rows, mask: BoolArray, device: Device, constants: Consta
     k = np.maximum(k, 1.0)
     if device.kind == "gpu":
         k = np.where(conv & rows.on_matrix_unit[mask], k * _channel_padding(table.cc[mask]), k)
-    square = (table.cr[mask] == 3) & (table.cs[mask] == 3) & (table.stride[mask] <= 1)
-    winograd = conv & square & (table.lhs_dilation[mask] <= 1) & (table.rhs_dilation[mask] <= 1)
     time = np.zeros(len(m))
     family = rows.family[mask]
     for name in np.unique(family):
         chosen = family == name
         rate = sustained(str(name), device, constants) * peak[chosen]
         rate = np.where(conv[chosen], rate * constants[f"convolution.{name}"], rate)
-        if name == "fma":
-            rate = np.where(winograd[chosen], rate * constants["winograd"], rate)
+        if name == "fma" and device.kind != "gpu":
+            sizes = winograd.Windows.of(table, mask)
+            square = conv & sizes.plain & (sizes.window == 3) & ~sizes.by_weights
+            rate = np.where(square[chosen], rate * constants["winograd"], rate)
         shape = (batch[chosen], m[chosen], n[chosen], k[chosen])
         time[chosen] = _unit_time(str(name), shape, rate, device, constants)
     grouped = conv & (np.minimum(n, m) < constants["narrow"])
@@ -193,31 +203,21 @@ def _product_time(rows: Rows, mask: BoolArray, device: Device, constants: Consta
     return time
 
 
-def sustained(family: str, device: Device, constants: Constants) -> float:
-    """Share of the peak that large products of a family reach on `device`.
+def _replace_by_winograd(
+    rows: Rows, mask: BoolArray, times: tuple[FloatArray, FloatArray], device: Device, constants: Constants
+) -> None:
+    """Where one of Winograd's algorithms is faster, its whole time becomes compute time and memory time is none.
 
-    A board with less power than the measured one of its architecture (`power`: watts for each TFLOP/s of its 16-bit
-    matrix units) runs these at a clock lower by the cube root of the ratio: power grows with the clock cubed. Plain FMA
-    products of an architecture that was measured on a board with little power (`power.fma`: watts for each TFLOP/s of
-    its f32 lanes) are faster on one with more, up to what is typical of all architectures.
+    `times`: compute and memory seconds, written over.
     """
-    share = constants[f"sustained.{family}"]
-    measured = constants.by_name.get("power.fma" if family == "fma" else "power")
-    watts = watts_per_tflops(device, family)
-    if measured is None or watts is None:
-        return share
-    factor = (watts / measured.value) ** (1.0 / 3.0)
-    if family == "fma":
-        return max(share, min(share * factor, constants["typical.fma"]))
-    return share * min(1.0, factor)
-
-
-def watts_per_tflops(device: Device, family: str) -> float | None:
-    """Board power over the dense 16-bit peak in TFLOP/s (`fma`: over the f32 lanes'), None where either is unknown."""
-    peak = device.matrix_flops.get("fp16") or device.matrix_flops.get("bf16")
-    if family == "fma":
-        peak = device.vector_flops.get("f32")
-    return 1e12 * device.tdp_w.value / peak.value if device.tdp_w and peak else None
+    compute, memory = times
+    mask = mask & rows.is_group("convolution")
+    if device.kind != "gpu" or not mask.any():
+        return
+    found = np.minimum(*winograd.least_times(rows.table, mask, rows.nbytes[mask], device, constants))
+    better = found < p_norm(compute[mask], memory[mask], constants["overlap"])
+    compute[mask] = np.where(better, found, compute[mask])
+    memory[mask] = np.where(better, 0.0, memory[mask])
 
 
 def _channel_padding(channels: FloatArray) -> FloatArray:

@@ -60,9 +60,33 @@ def move(
     return best
 
 
+_STRETCHES: Final = 16
+_SMALLEST: Final = 0.1
+_EXTRA_QUANTILE: Final = 0.2
+
+
+def growing_cost(rest_s: FloatArray, core_s: FloatArray, place: FloatArray) -> FloatArray:
+    """What a way of timing adds to each row where it grew while the table was taken, seconds.
+
+    A quadratic in the row's `place` in the table (0 to 1) through a low quantile of `rest_s`, measured less predicted,
+    over the smallest kernels (`core_s`) of each stretch of it.
+    """
+    middles: list[float] = []
+    values: list[float] = []
+    for number in range(_STRETCHES):
+        own = (place >= number / _STRETCHES) & (place < (number + 1) / _STRETCHES)
+        if own.any():
+            small = own & (core_s <= np.quantile(core_s[own], _SMALLEST))
+            middles.append((number + 0.5) / _STRETCHES)
+            values.append(float(np.quantile(rest_s[small], _EXTRA_QUANTILE)))
+    curve = np.polyfit(middles, values, min(2, len(values) - 1))
+    return np.maximum(np.polyval(curve, place), 0.0)
+
+
 @dataclass
 class Measured:
-    """Measured kernels of one table on one device. `stage`: which fit uses it (empty: a check only)."""
+    """Measured kernels of one table on one device. `stage`: which fit uses it (empty: a check only). `place`: where in
+    its table each row stands (0 to 1), given where what the host added grew while the table was taken."""
 
     table: str
     device: Device
@@ -70,6 +94,7 @@ class Measured:
     measured_s: FloatArray
     stage: str
     launch_s: float = 2e-6
+    place: FloatArray | None = None
     rows: classes.Rows = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,7 +112,8 @@ class Measured:
         chosen = np.zeros(len(self.kernels), dtype=np.bool_)
         chosen[np.random.default_rng(SEED).choice(len(self.kernels), count, replace=False)] = True
         rows, measured = self.kernels.select(chosen), self.measured_s[chosen]
-        return Measured(self.table, self.device, rows, measured, self.stage, self.launch_s)
+        place = None if self.place is None else self.place[chosen]
+        return Measured(self.table, self.device, rows, measured, self.stage, self.launch_s, place)
 
 
 Values = dict[str, dict[str, float]]
@@ -119,6 +145,15 @@ class Fit:
         """Predicted over measured."""
         time = classes.kernel_time(data.rows, data.device, self.constants(data.device), data.launch_s)[0]
         return time / data.measured_s
+
+    def take_growing_cost(self, data: Measured) -> None:
+        """Take what the host added to each row off its measured time, where that grew: by the present constants."""
+        if data.place is None:
+            return
+        core = classes.kernel_time(data.rows, data.device, self.constants(data.device), 0.0)[0]
+        added = growing_cost(data.measured_s - data.launch_s - core, core, data.place)
+        data.measured_s = np.maximum(data.measured_s - added, np.minimum(core, data.measured_s))
+        data.place = None
 
     def loss(self, datas: Sequence[Measured]) -> float:
         return float(np.mean([np.minimum(np.abs(np.log(self.ratios(data))), _CAP).mean() for data in datas]))

@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from stablecast.backends.analytical.constants import Constants
 from stablecast.backends.device import Device
 from stablecast.backends.estimates import BoolArray, FloatArray, TextArray
 from stablecast.ir.errors import InputError
@@ -72,3 +73,42 @@ def matrix_rates(math: TextArray, in_dtype: TextArray, device: Device) -> Matrix
         on_unit[same] = unit
         family[same] = FAMILY_OF_MATH.get(PASSES.get(name, (name, 1))[0], "fma") if unit else "fma"
     return MatrixRates(flops, family, on_unit)
+
+
+def sustained(family: str, device: Device, constants: Constants) -> float:
+    """Share of the peak that large products of a family reach on `device`.
+
+    A board with less power than the measured one of its architecture (`power`: watts for each TFLOP/s of its 16-bit
+    matrix units) runs these at a clock lower by the cube root of the ratio: power grows with the clock cubed. Plain FMA
+    products of an architecture that was measured on a board with little power (`power.fma`: watts for each TFLOP/s of
+    its f32 lanes) are faster on one with more: they follow the power law through that board and one of an architecture
+    with the same lanes in the same process (`full.power.fma`, `full.sustained.fma`), and end there.
+    """
+    share = constants[f"sustained.{family}"]
+    watts = watts_per_tflops(device, family)
+    measured = constants.by_name.get("power.fma" if family == "fma" else "power")
+    if measured is None or watts is None:
+        return share
+    ratio = watts / measured.value
+    if family != "fma":
+        return share * min(1.0, ratio ** (1.0 / 3.0))
+    if "full.power.fma" not in constants.by_name or ratio <= 1.0:
+        return share
+    full = constants["full.sustained.fma"]
+    exponent = np.log(full / share) / np.log(constants["full.power.fma"] / measured.value)
+    return min(full, share * float(ratio**exponent))
+
+
+def watts_per_tflops(device: Device, family: str) -> float | None:
+    """Board power over the dense 16-bit peak in TFLOP/s (`fma`: over the f32 lanes'), None where either is unknown."""
+    peak = device.matrix_flops.get("fp16") or device.matrix_flops.get("bf16")
+    if family == "fma":
+        peak = device.vector_flops.get("f32")
+    return 1e12 * device.tdp_w.value / peak.value if device.tdp_w and peak else None
+
+
+def p_norm(first: FloatArray, second: FloatArray, power: float) -> FloatArray:
+    """(first^p + second^p)^(1/p): the larger where p is large, the sum where p is 1."""
+    larger = np.maximum(first, second)
+    ratio = np.divide(np.minimum(first, second), larger, out=np.zeros_like(larger), where=larger > 0)
+    return larger * (1.0 + ratio**power) ** (1.0 / power)

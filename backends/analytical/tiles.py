@@ -45,8 +45,7 @@ def tiled_time(
         blocks = batch * np.ceil(m / a) * np.ceil(n / b)
         per_k = 2.0 * a * b / (share * core_rate)
         for split in SPLITS:
-            waves = blocks * (split / cores)
-            count = np.maximum(1.0, waves + constants.wave_loss * (np.ceil(waves) - waves))
+            count = wave_count(blocks * (split / cores), constants.wave_loss)
             if split == 1:
                 time = count * per_k * (k + constants.fill_k)
             else:
@@ -55,6 +54,12 @@ def tiled_time(
                 time = time + outputs * (4.0 * split + 4.0) / write_rate
             best = np.minimum(best, time)
     return best
+
+
+def wave_count(waves: FloatArray, loss: float) -> FloatArray:
+    """Times that of one block which `waves` = blocks / cores take: at least once; `loss`: share of a last wave that is
+    not full which counts as if it were."""
+    return np.maximum(1.0, waves + loss * (np.ceil(waves) - waves))
 
 
 class TileConstants:

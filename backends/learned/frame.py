@@ -8,7 +8,8 @@ import numpy as np
 
 from stablecast.backends.analytical import classes
 from stablecast.backends.analytical.constants import Constant, Constants, constants_for
-from stablecast.backends.analytical.rates import matrix_rates
+from stablecast.backends.analytical.rates import matrix_rates, p_norm
+from stablecast.backends.analytical.winograd import is_by_weights
 from stablecast.backends.device import Device
 from stablecast.backends.estimates import BoolArray, FloatArray, TextArray
 from stablecast.backends.learned.rates import Rates, family_of_math
@@ -105,7 +106,7 @@ def base_of(table: KernelTable, device: Device, rates: Rates) -> Base:
     rows = classes.Rows.of(table, matrix_rates(table.math, table.in_dtype, device), device)
     compute, memory, extra = classes.parts(rows, device, constants)
     memory = memory * _seen_share(table)
-    core = classes.p_norm(compute, memory, constants["overlap"]) + extra
+    core = p_norm(compute, memory, constants["overlap"]) + extra
     launch = constants["launch"] * np.maximum(rows.launches, 1.0)
     floor = np.maximum(rows.useful / rows.peak, rows.nbytes / device.hbm_bytes_per_s.value)
     return Base(rows, compute, memory, core, launch, floor)
@@ -235,7 +236,7 @@ def _convolution(table: KernelTable, mask: BoolArray) -> dict[str, FloatArray]:
         _column(table, name, mask) for name in ("stride", "lhs_dilation", "rhs_dilation")
     )
     direction = table.direction[mask]
-    by_weights = (direction != "fwd") & (cr * cs > m / cn)
+    by_weights = is_by_weights(table, mask)
     by_input = ~by_weights & ((direction == "bwd") | ((direction == "") & (input_stride > 1)))
     images = np.where(by_weights, cc, cn)
     channels = np.where(by_weights, cn, np.where(by_input, co, cc))

@@ -148,3 +148,13 @@ def test_elements_of_an_elementwise_kernel_have_threads(traces: Path) -> None:
     report = validate(traces / "param" / "v100x8_dlrm_rank0_kineto.json.gz", on="v100-sxm2")
     assert report.prediction is not None
     assert report.prediction.compute_s < 2e-3
+
+
+def test_copies_from_the_host_are_no_kernels(traces: Path) -> None:
+    """Two of 5 x 128 f32, whose operators state shapes as those of copies within the device do."""
+    run = measure(read_trace(traces / "hta" / "mi250_minitoy_kineto.json.gz"))
+    program = trace_program(run, run.typical_step, Catalogue().device("mi250"))
+    assert not any(
+        program.table.rows[node.row].label == "aten::copy_" for node in program.body if isinstance(node, Kernel)
+    )
+    assert any(f"left out: {2 * 5 * 128 * 4 / 1e6:.3g} MB" in note for note in program.notes), program.notes

@@ -11,13 +11,14 @@ import pytest
 
 import stablecast.validation.training
 from stablecast.backends import kernel_specs as specs
+from stablecast.backends.analytical.fitting import growing_cost
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.learned import frame
 from stablecast.backends.learned.rates import Rates
 from stablecast.ir.errors import InputError
 from stablecast.ir.kernels import KernelTable
 from stablecast.validation.suites import neusight
-from stablecast.validation.training import run, tables
+from stablecast.validation.training import run
 from stablecast.validation.training.reader import TRAINING_FILES, TrainingTables
 from stablecast.validation.training.sources import sources
 
@@ -136,5 +137,5 @@ def test_timing_that_grew_along_a_table_is_taken_off_row_by_row() -> None:
     table, place = KernelTable.of(rows), np.arange(640) / 640
     base = frame.base_of(table, device, Rates({}))
     added = 50e-6 + 200e-6 * place
-    found = tables._drifting(table, device, base.launch_s + base.core_s + added, place)
+    found = growing_cost(added, base.core_s, place)
     assert np.abs(found - added).max() < 10e-6

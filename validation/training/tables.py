@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from stablecast.backends.analytical.fitting import growing_cost
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Device
 from stablecast.backends.estimates import FloatArray
@@ -87,7 +88,11 @@ def _measured(source: Source, device: Device, records: Sequence[Record], notes: 
     seconds = np.array([source.seconds(record) for record in chosen])
     timing = [source.timing(record) for record in chosen]
     place = np.array([index / len(records) for index, _ in kept])
-    extra = _drifting(table, device, seconds, place) if source.drifts else _extra(table, device, seconds, timing)
+    if source.drifts:
+        base = frame.base_of(table, device, _NO_RATES)
+        extra = growing_cost(seconds - base.launch_s - base.core_s, base.core_s, place)
+    else:
+        extra = _extra(table, device, seconds, timing)
     return Measured(
         source.name,
         device,
@@ -121,23 +126,3 @@ def _extra(table: KernelTable, device: Device, seconds: FloatArray, timing: Sequ
         shortest = float(np.quantile(seconds[own], _SHORTEST))
         found[own] = max(0.0, min(float(np.quantile(rest, _EXTRA_QUANTILE)), shortest - float(base.launch_s[own][0])))
     return found
-
-
-_STRETCHES: Final = 16
-
-
-def _drifting(table: KernelTable, device: Device, seconds: FloatArray, place: FloatArray) -> FloatArray:
-    """What the way of timing adds to each row where it grew meanwhile: a quadratic in the row's `place` in the file
-    (0 to 1) through a low quantile of measured minus base over the smallest kernels of each stretch of it."""
-    base = frame.base_of(table, device, _NO_RATES)
-    rest = seconds - base.launch_s - base.core_s
-    middles: list[float] = []
-    values: list[float] = []
-    for number in range(_STRETCHES):
-        own = (place >= number / _STRETCHES) & (place < (number + 1) / _STRETCHES)
-        if own.any():
-            small = own & (base.core_s <= np.quantile(base.core_s[own], _SMALLEST))
-            middles.append((number + 0.5) / _STRETCHES)
-            values.append(float(np.quantile(rest[small], _EXTRA_QUANTILE)))
-    curve = np.polyfit(middles, values, min(2, len(values) - 1))
-    return np.maximum(np.polyval(curve, place), 0.0)

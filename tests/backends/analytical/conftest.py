@@ -55,6 +55,11 @@ def ideal_constants(launch_s: float) -> dict[str, float]:
         "fft.passes": 2.0,
         "narrow": 0.0,
         "winograd": 1.0,
+        "winograd.fused": 1.0,
+        "winograd.fill": 0.0,
+        "latency.access": 0.0,
+        "latency.row": 0.0,
+        "latency.reduce": 0.0,
         "casts": 0.0,
     }
     shared |= {f"share.{group}": 1.0 for group in GROUPS}
@@ -86,6 +91,13 @@ def device() -> Device:
 def ideal(tmp_path: Path) -> AnalyticalBackend:
     """Every efficiency 1, no launch cost."""
     return AnalyticalBackend(constants_file=write_constants(tmp_path / "ideal.yaml", ideal_constants(0.0)))
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> AnalyticalBackend:
+    """The same, where an access takes 0.3 us, a row of a large table 0.5 and the tree of a reduction 4."""
+    waits = {"latency.access": 3e-7, "latency.row": 5e-7, "latency.reduce": 4e-6}
+    return AnalyticalBackend(constants_file=write_constants(tmp_path / "waiting.yaml", ideal_constants(0.0) | waits))
 
 
 @pytest.fixture(scope="session")

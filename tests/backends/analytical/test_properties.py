@@ -1,5 +1,6 @@
 """What holds for every kernel and device: monotone times, ordered ranges, no utilisation above 100 %."""
 
+import math
 import time
 from dataclasses import replace
 
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 
 from stablecast.backends import kernel_specs as specs
 from stablecast.backends.analytical import AnalyticalBackend
-from stablecast.backends.analytical.classes import GROUPS, sustained
+from stablecast.backends.analytical.classes import GROUPS
 from stablecast.backends.analytical.constants import CONSTANTS_FILE, architecture_key, constants_for, read_constants
-from stablecast.backends.analytical.rates import one_rate
+from stablecast.backends.analytical.rates import one_rate, sustained
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Device
 from stablecast.ir.kernels import KernelClass, KernelRow, KernelTable
@@ -118,6 +119,7 @@ def test_every_constant_has_a_source_and_kinds_are_complete() -> None:
                 "median",
                 "as",
                 "10th",
+                "recall",
                 "by",
             )
         assert not section.like or section.like in sections
@@ -158,11 +160,16 @@ def test_launches_cost_less_with_every_architecture(devices: dict[str, Device]) 
 
 
 def test_a_board_with_more_power_multiplies_faster(devices: dict[str, Device]) -> None:
-    """A T4's plain products stand for Turing: 70 W; with 250 W no more than is typical of all architectures."""
+    """A T4's plain products stand for Turing (70 W: 8.642 W for each TFLOP/s); a V100 (19.11 W) has the same lanes."""
     small, large = devices["t4"], devices["rtx-2080-ti"]
-    shares = [sustained("fma", device, constants_for(device)) for device in (small, large)]
-    assert shares[0] == constants_for(small)["sustained.fma"]
-    assert shares[0] < shares[1] <= constants_for(large)["typical.fma"]
+    own = constants_for(small)
+    assert sustained("fma", small, own) == own["sustained.fma"]
+    assert own["full.sustained.fma"] == constants_for(devices["v100-pcie"])["sustained.fma"]
+    # 250 W for 13.4 TFLOP/s: 18.66 W, on the power law through both boards
+    exponent = math.log(own["full.sustained.fma"] / own["sustained.fma"]) / math.log(19.11 / 8.642)
+    expected = own["sustained.fma"] * (18.66 / 8.642) ** exponent
+    assert sustained("fma", large, constants_for(large)) == pytest.approx(expected, rel=1e-3)
+    assert expected < own["full.sustained.fma"]
 
 
 def test_a_hundred_thousand_rows_in_a_fifth_of_a_second() -> None:

@@ -72,6 +72,15 @@ def test_vector_bound_kernel(ideal: AnalyticalBackend, device: Device) -> None:
     assert time_of(ideal, device, row) == pytest.approx(31e6 / 1e13)
 
 
+def test_chains_of_accesses_are_waited_for(waiting: AnalyticalBackend, device: Device) -> None:
+    """10 accesses of 0.3 us and 4 of 0.5 us, which copying hides behind; a reduction of two kernels has two trees."""
+    gather = KernelRow(klass="gather", bytes_read=1e6, waits=10, row_waits=4)
+    assert time_of(waiting, device, gather) == pytest.approx(5e-6)
+    assert time_of(waiting, device, replace(gather, bytes_read=1e7)) == pytest.approx(1e-5)
+    assert time_of(waiting, device, KernelRow(klass="reduction", bytes_read=1e3, launches=2)) == pytest.approx(8e-6)
+    assert time_of(waiting, replace(device, kind="tpu"), gather) == pytest.approx(1e-6)
+
+
 def test_launch_is_added_for_each_launch(ideal: AnalyticalBackend, device: Device) -> None:
     backend = AnalyticalBackend(launch_s=5e-6, constants_file=ideal.constants_file)
     row = replace(specs.elementwise(device, "bf16", 1000, 1000), launches=2)
