@@ -1,7 +1,7 @@
 """Calls that launch several kernels, as the libraries' public sources have them: how many, and what class they are of.
 
-PyTorch's scans, sorts and accumulating writes on CUDA (`aten/src/ATen/native/cuda`), CUB's radix sort, and FBGEMM's
-operators on sparse features and tables of embeddings (`fbgemm_gpu/src`, `fbgemm_gpu/codegen`).
+PyTorch's scans, sorts, accumulating writes and sums over windows on CUDA (`aten/src/ATen/native/cuda`), CUB's radix
+sort, and FBGEMM's operators on sparse features and tables of embeddings (`fbgemm_gpu/src`, `fbgemm_gpu/codegen`).
 """
 
 import math
@@ -182,6 +182,7 @@ CALLS: Mapping[str, LibraryCall] = MappingProxyType(
         "aten.argsort": LibraryCall(_sort),
         "aten.embedding": LibraryCall(lambda _: 1, waits=_select_waits),
         "aten.index": LibraryCall(lambda _: 1, KernelClass.GATHER, lambda _: Waits(1)),
+        "aten.max_pool2d_with_indices_backward": LibraryCall(lambda _: 1, KernelClass.REDUCTION),
         "aten.index_put": LibraryCall(_index_put, waits=lambda _: Waits(2)),
         "fbgemm.permute_2D_sparse_data": LibraryCall(
             lambda _: 1 + SCAN + CUMSUM + 1, KernelClass.GATHER, lambda _: Waits(3)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from stablecast.ir.kernels import KernelClass
 from stablecast.ir.schedule import Launch
 from stablecast.lowering.execution.dispatch import launches_of
 from stablecast.lowering.execution.library_calls import Waits, library_call, radix_sort_launches
@@ -76,3 +77,10 @@ def test_waits(op: str, shapes: tuple[tuple[int, ...], ...], waits: Waits | None
     known = library_call(op)
     found = known.waits(Launch(op, shapes, ())) if known else None
     assert found == waits
+
+
+def test_gradient_of_a_maximum_over_windows_sums_what_they_send() -> None:
+    """As StableHLO it scatters; PyTorch's kernel goes over the image and sums what windows send to each place."""
+    known = library_call("aten.max_pool2d_with_indices_backward.default")
+    assert known is not None
+    assert known.klass is KernelClass.REDUCTION
