@@ -130,14 +130,15 @@ def prediction_text(prediction: Prediction) -> str:
     """The report: answer, largest kernels, what was not modelled, what was assumed."""
     lines = [*headline(prediction), *_memory_lines(prediction), ""]
     lines += table(kernel_rows(prediction), right=_RIGHT, indent="  ")
-    lines += ["", *_unmodelled(prediction), *_shares(prediction), "  assumed:"]
+    lines += ["", *unmodelled_lines(prediction), *_shares(prediction), "  assumed:"]
     lines += [f"    {text}" for text in prediction.assumptions]
     if prediction.wall_s:
         lines += ["", f"  predicted in {seconds(prediction.wall_s)}"]
     return "\n".join(lines)
 
 
-def _unmodelled(prediction: Prediction) -> list[str]:
+def unmodelled_lines(prediction: Prediction) -> list[str]:
+    """What the time leaves out, an op a line, or that nothing is left out."""
     if prediction.unmodelled:
         lines = ["  not modelled, only their bytes are counted:"]
         for entry in prediction.unmodelled:
@@ -163,7 +164,7 @@ def prediction_html(prediction: Prediction) -> str:
     """The report as HTML, for notebooks."""
     head = "<br>".join(html.escape(line.strip()) for line in headline(prediction)[1:])
     notes = "".join(f"<li>{html.escape(text)}</li>" for text in prediction.assumptions)
-    missing = "<br>".join(html.escape(line.strip()) for line in _unmodelled(prediction))
+    missing = "<br>".join(html.escape(line.strip()) for line in unmodelled_lines(prediction))
     return (
         f"<div><b>{html.escape(prediction.workload)}</b><br>{head}"
         f"{html_table(kernel_rows(prediction), right=_RIGHT)}<p>{missing}</p>"

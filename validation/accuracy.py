@@ -133,54 +133,53 @@ class AccuracyReport:
             lines.append(f"took {sum(self.walls_s.values()):.0f} s, captures that were not on disk included: {walls}")
         lines.append(
             "errors are of predicted against measured; * the shipped constants were fitted on that table. "
-            "across devices: median error of the ratio between two devices; order: how often the faster "
-            "device is picked."
+            "95 % of it: bootstrap interval of the mean; across devices: median error of the ratio between two "
+            "devices for one item, across sizes between two items on one device; order: how often the faster device "
+            "is picked; rounding: mean share that the last digit of a label leaves open."
         )
         return "\n".join(lines)
 
 
 def summary_table(summaries: Sequence[Summary]) -> list[str]:
-    """Lines of a table, one a summary."""
-    head = [
-        "group",
-        "path",
-        "rows",
-        "mean",
-        "median",
-        "p90",
-        "bias",
-        "by time",
-        "rank",
-        "in range",
-        "width",
-        "across devices",
-        "order",
-        "peers (mean)",
-    ]
-    body = [
-        [
-            summary.name + ("*" if summary.in_sample > 0 else ""),
-            summary.path,
-            str(summary.stats.count),
-            percent(summary.stats.mape),
-            percent(summary.stats.median),
-            percent(summary.stats.p90),
-            f"{summary.stats.bias * 100:+.1f} %",
-            percent(summary.stats.weighted),
-            "" if summary.stats.rank is None else f"{summary.stats.rank:.3f}",
-            _share(summary.stats.coverage),
-            _share(summary.stats.width),
-            _share(summary.across_devices),
-            _share(summary.order),
-            ", ".join(f"{name} {percent(stats.mape)} of {stats.count}" for name, stats in summary.peers.items()),
-        ]
-        for summary in summaries
-    ]
-    return table([head, *body], right=range(2, 13), indent="  ")
+    """Lines of a table, one a summary; the rounding of labels is a column where a label has one."""
+    rounded = any(summary.stats.rounding is not None for summary in summaries)
+    columns = [title for title in _COLUMNS if rounded or title != "rounding"]
+    rows = [[_COLUMNS[title](summary) for title in columns] for summary in summaries]
+    return table([columns, *rows], right=range(2, len(columns) - 1), indent="  ")
+
+
+def _interval(stats: ErrorStats) -> str:
+    if stats.interval is None:
+        return ""
+    return f"{100 * stats.interval.low:.1f} to {percent(stats.interval.high)}"
 
 
 def _share(value: float | None) -> str:
     return "" if value is None else percent(value)
+
+
+_COLUMNS: Final[Mapping[str, Callable[[Summary], str]]] = {
+    "group": lambda one: one.name + ("*" if one.in_sample > 0 else ""),
+    "path": lambda one: one.path,
+    "rows": lambda one: str(one.stats.count),
+    "mean": lambda one: percent(one.stats.mape),
+    "95 % of it": lambda one: _interval(one.stats),
+    "median": lambda one: percent(one.stats.median),
+    "p90": lambda one: percent(one.stats.p90),
+    "rounding": lambda one: _share(one.stats.rounding),
+    "bias": lambda one: f"{one.stats.bias * 100:+.1f} %",
+    "by time": lambda one: percent(one.stats.weighted),
+    "rank": lambda one: "" if one.stats.rank is None else f"{one.stats.rank:.3f}",
+    "in range": lambda one: _share(one.stats.coverage),
+    "width": lambda one: _share(one.stats.width),
+    "across devices": lambda one: _share(one.across_devices),
+    "across sizes": lambda one: _share(one.across_sizes),
+    "order": lambda one: _share(one.order),
+    "peers (mean)": lambda one: ", ".join(
+        f"{name} {percent(stats.mape)} of {stats.count}" for name, stats in one.peers.items()
+    ),
+}
+"""Title -> what stands in a column of `summary_table`."""
 
 
 def summarise(suite: str, name: str, path: str, rows: Sequence[Row]) -> Summary:

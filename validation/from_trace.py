@@ -151,14 +151,15 @@ class ProgramBuilder:
         self._body: list[Node] = []
         self._runs: dict[int, float] = {}
         self._work = NO_WORK
-        self._opaque: dict[str, int] = {}
+        self._opaque: dict[str, tuple[int, float]] = {}
+        self._moved = 0.0
         self._host_bytes = 0.0
         self._libraries = Libraries(device)
 
     def collective(self, kind: str, nbytes: float, size: int, devices: int) -> None:
         """One collective over groups of `size` of `devices`."""
         if kind not in _KINDS:
-            self._opaque[f"collective {kind or 'of unknown kind'}"] = self._opaque.get(kind, 0) + 1
+            self._leave_out(f"collective {kind or 'of unknown kind'}", nbytes)
             return
         whole = size in (0, devices) or devices % size
         groups = all_devices(devices) if whole else Groups(devices // size, size, (devices // size, size), (0, 1))
@@ -172,12 +173,17 @@ class ProgramBuilder:
             return
         row = self._row(call)
         if row is None:
-            self._opaque[call.op] = self._opaque.get(call.op, 0) + 1
+            self._leave_out(call.op, call.nbytes)
             row = KernelRow(klass=KernelClass.CUSTOM, label=call.op, modelled=0, bytes_read=call.nbytes)
         number = self._table.add(row, row, ())
         self._runs[number] = self._runs.get(number, 0.0) + 1
+        self._moved += row.bytes_read + row.bytes_written
         self._work = self._work + row.work
-        self._body.append(Kernel(number, scope=f"{call.scope}/{call.op}" if call.scope else ""))
+        self._body.append(Kernel(number, launch=row.launches, scope=f"{call.scope}/{call.op}" if call.scope else ""))
+
+    def _leave_out(self, op: str, nbytes: float) -> None:
+        count, known = self._opaque.get(op, (0, 0.0))
+        self._opaque[op] = (count + 1, known + nbytes)
 
     def _row(self, call: Call) -> KernelRow | None:
         makers: Mapping[MeasuredClass, Callable[[Call], KernelRow | None]] = {
@@ -254,11 +260,10 @@ class ProgramBuilder:
 
     def program(self, source: str, devices: int) -> DeviceProgram:
         """What was built."""
-        total = sum(self._opaque.values())
-        kernels = sum(self._runs.values())
+        reason = "the trace states no shapes that say its work"
         opaque = tuple(
-            Unmodelled(name, count, 0.0, count / max(kernels, 1), "the trace states no shapes that say its work")
-            for name, count in sorted(self._opaque.items(), key=lambda pair: -pair[1])
+            Unmodelled(name, count, nbytes, nbytes / self._moved if self._moved else 0.0, reason)
+            for name, (count, nbytes) in sorted(self._opaque.items(), key=lambda pair: (-pair[1][1], -pair[1][0]))
         )
         arithmetic = "TF32" if self._tf32 else "FP32"
         notes = [f"f32 products multiply as {arithmetic}", f"rebuilt from the operators and shapes of {source}"]
@@ -273,7 +278,7 @@ class ProgramBuilder:
             exec_model="eager",
             platform="cuda",
             unmodelled=opaque,
-            complete=not total,
+            complete=not opaque,
             notes=tuple(notes),
         )
 

@@ -287,7 +287,8 @@ class _Walk:
         label = f"{row.klass} {row.shape}" if row.modelled else row.label or str(row.klass)
         return Item(
             klass, label, scope, predicted_shape(row), time, self._clock, node.stream,
-            nbytes=row.bytes_read + row.bytes_written, count=count, bound=self._bound[node.row], deps=deps, op=op,
+            nbytes=row.bytes_read + row.bytes_written, count=count, parts=node.launch, bound=self._bound[node.row],
+            deps=deps, op=op,
         )  # fmt: skip
 
     def _collective(self, node: Collective | P2P, count: float, deps: tuple[int, ...]) -> Item:

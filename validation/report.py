@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from stablecast.backends.device import System
-from stablecast.backends.prediction import Prediction
+from stablecast.backends.prediction import Prediction, unmodelled_dict
 from stablecast.backends.predictor import Settings, predict_device_program
 from stablecast.backends.pricing import price
 from stablecast.ir.device_program import DeviceProgram
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 LARGEST: Final = 20
+MAX_LAYERS: Final = 32
 _NEAR: Final = 0.1
 
 
@@ -139,6 +140,8 @@ class ValidationReport:
                 for stream, busy in run.streams.items()
             ],
             "damage": run.events.damage,
+            "complete": predicted.complete if predicted else None,
+            "unmodelled": [unmodelled_dict(entry) for entry in predicted.unmodelled] if predicted else [],
             "assumptions": list(predicted.assumptions) if predicted else [],
         }
 
@@ -219,8 +222,8 @@ def validate(
         matching,
         check_graph(matching),
         _shares(measured, predicted, lambda item: item.klass.value),
-        _layers(measured, predicted),
-        _largest(matching, waiting is not None),
+        layers_of(matching),
+        largest_of(matching, aligned=waiting is not None),
         waiting,
     )
 
@@ -250,25 +253,41 @@ def _shares(measured: Sequence[Item], predicted: Sequence[Item], key: Callable[[
         for item in items:
             held = sums.setdefault(key(item), [0.0, 0.0, 0.0, 0.0])
             held[side] += item.time_s
-            held[2 + side] += item.count if side else item.parts
+            held[2 + side] += item.count * item.parts
     shares = [Share(name, a, b, int(c), int(d)) for name, (a, b, c, d) in sums.items()]
     return tuple(sorted(shares, key=lambda share: -max(share.measured_s, share.predicted_s)))
 
 
+def layers_of(matching: Matching) -> tuple[Share, ...]:
+    """By layer of the program, where either side has scopes: what is matched counts where the prediction has it.
+
+    Paths are cut to the depth at which no more than `MAX_LAYERS` are left.
+    """
+    measured, predicted = list(matching.measured), list(matching.predicted)
+    for pair in matching.pairs:
+        ours, theirs = measured[pair.measured], predicted[pair.predicted]
+        measured[pair.measured] = replace(ours, scope=theirs.scope or ours.scope)
+        predicted[pair.predicted] = replace(theirs, scope=theirs.scope or ours.scope)
+    return _layers(measured, predicted)
+
+
 def _layers(measured: Sequence[Item], predicted: Sequence[Item]) -> tuple[Share, ...]:
-    """By the first two components of the scope, where either side has scopes."""
-    shares = _shares(measured, predicted, lambda item: "/".join(item.scope.split("/")[:2]))
+    paths = {tuple(item.scope.split("/")) for item in (*measured, *predicted)}
+    depth = max(map(len, paths), default=0)
+    while depth > 1 and len({path[:depth] for path in paths}) > MAX_LAYERS:
+        depth -= 1
+    shares = _shares(measured, predicted, lambda item: "/".join(item.scope.split("/")[:depth]))
     return shares if any(share.name for share in shares) else ()
 
 
-def _largest(matching: Matching, aligned: bool) -> tuple[Difference, ...]:
-    """Equal differences put together, the largest first."""
+def largest_of(matching: Matching, *, aligned: bool = False) -> tuple[Difference, ...]:
+    """Equal differences put together, the largest first; `aligned`: waits for other ranks are known and left out."""
     found: dict[tuple[str, ...], list[float]] = {}
     for pair in matching.pairs:
         ours, theirs = matching.measured[pair.measured], matching.predicted[pair.predicted]
         key = (
             ours.klass.value,
-            ours.scope or theirs.scope,
+            theirs.scope or ours.scope,
             ours.label,
             theirs.label,
             pair.how,
@@ -310,8 +329,8 @@ def _reason(ours: Item, theirs: Item, aligned: bool) -> str:
         slower = "the link is slower than assumed"
         waits = slower if aligned else f"the measured time includes waiting for other ranks, or {slower}"
         return (waits if ratio < 1.0 else "the link is faster than assumed, or the message is split") + overlapped
-    if ours.parts > 1:
-        return f"fusion: {ours.parts} kernels ran where one is predicted"
+    if ours.parts != theirs.parts:
+        return f"fusion: {ours.parts} kernels ran where {theirs.parts} {'is' if theirs.parts == 1 else 'are'} predicted"
     if ours.shape and theirs.shape and ours.shape != theirs.shape:
         return "other sizes: matched by its place, not by its shape"
     bound = f" ({theirs.bound}-bound)" if theirs.bound else ""

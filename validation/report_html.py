@@ -12,7 +12,7 @@ import numpy as np
 from stablecast.backends.prediction import Prediction
 from stablecast.ir.text import html_table, percent, seconds, shorten
 from stablecast.validation.report import Share, ValidationReport
-from stablecast.validation.report_text import graph_rows, parts_rows
+from stablecast.validation.report_text import at_least, graph_rows, parts_rows
 
 _WIDTH: Final = 1100
 _LANE: Final = 26
@@ -61,7 +61,8 @@ def _summary(report: ValidationReport) -> str:
     count = f"{len(run.steps)} step" + ("" if len(run.steps) == 1 else "s")
     text = f"measured {seconds(run.mean_step_s)} a step, {count} by {html.escape(run.step_basis)}"
     if found is not None and report.matching is not None:
-        text += f"; predicted {seconds(found.step_time_s)} on {found.devices} x {html.escape(found.system)}"
+        time = at_least(found) + seconds(found.step_time_s)
+        text += f"; predicted {time} on {found.devices} x {html.escape(found.system)}"
         text += f"; {percent(report.matching.matched_share)} of the measured device time is matched"
     if run.events.damage:
         text += f"; the file is damaged: {html.escape(run.events.damage)}"

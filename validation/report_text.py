@@ -3,6 +3,8 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from stablecast.backends.prediction import Prediction
+from stablecast.backends.prediction_text import unmodelled_lines
 from stablecast.ir.text import percent, seconds, shorten, table, time_range
 from stablecast.validation.graph import GraphCheck
 from stablecast.validation.report import Share, ValidationReport
@@ -38,7 +40,7 @@ def _head(report: ValidationReport) -> list[str]:
     if found is not None and report.matching is not None:
         error = found.step_time_s / run.mean_step_s - 1.0
         lines.append(
-            f"  predicted  {seconds(found.step_time_s)} a step on {found.devices} x {found.system} "
+            f"  predicted  {at_least(found)}{seconds(found.step_time_s)} a step on {found.devices} x {found.system} "
             f"(range {time_range(found.step_time_low_s, found.step_time_high_s)}), {error:+.1%} of the measurement"
         )
         lines.append(
@@ -54,7 +56,15 @@ def _head(report: ValidationReport) -> list[str]:
         lines.append(f"  the file is damaged: {run.events.damage}; what was read before is used")
     if run.events.skipped:
         lines.append(f"  {run.events.skipped} records could not be read")
+    if found is not None and not found.complete:
+        left_out = unmodelled_lines(found)
+        lines += ["", *left_out[:_ROWS], *([f"    {len(left_out) - _ROWS} more"] if len(left_out) > _ROWS else [])]
     return lines
+
+
+def at_least(prediction: Prediction) -> str:
+    """What comes before a time that is only a lower bound."""
+    return "" if prediction.complete else "at least "
 
 
 def _parts(report: ValidationReport) -> list[str]:

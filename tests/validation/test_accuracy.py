@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from stablecast.backends.registry import parse_choice
 from stablecast.ir.errors import InputError
 from stablecast.validation import gate
-from stablecast.validation.accuracy import append_log, beside, run_accuracy
+from stablecast.validation.accuracy import append_log, beside, run_accuracy, summarise, summary_table
 from stablecast.validation.suites import SUITES, Data, run_suite
 from stablecast.validation.suites.base import half_digit
 from stablecast.validation.suites.neusight import peer_errors
@@ -65,6 +66,45 @@ def test_example_programs(shared_data: Path) -> None:
     assert len(rows) == 23
     assert {row.device for row in rows} == {"a100-sxm-40gb", "h100-sxm", "b200-sxm", "tpu-v3"}
     assert all(abs(row.predicted_s / row.measured_s - 1) < 0.6 for row in rows)
+
+
+def test_why_no_row_could_be_made(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first reason is the cause; that nothing was on disk either only follows from it."""
+
+    def absent(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'timm'")
+
+    monkeypatch.setenv("STABLECAST_CACHE", str(tmp_path))
+    monkeypatch.setattr("stablecast.validation.suites.timm._capture", absent)
+    data = Data(shared_data, parse_choice("analytical"))
+    data.notes.append("of another suite")
+    with pytest.raises(InputError, match=r"could be made: timm: its models cannot be captured here: No module named"):
+        run_suite("timm", data)
+
+
+def test_every_figure_is_a_column(shared_data: Path) -> None:
+    """Ratios between devices and between sizes, the interval of the mean, and how far labels are rounded."""
+    report = run_accuracy("llmcompass", shared_data, "analytical")
+    head, first = summary_table(report.totals)[0], report.totals[0]
+    titles = re.split(r"  +", head.strip())
+    assert titles[:4] == ["group", "path", "rows", "mean"]
+    assert titles[4:8] == ["95 % of it", "median", "p90", "bias"]
+    assert titles[8:] == [
+        "by time",
+        "rank",
+        "in range",
+        "width",
+        "across devices",
+        "across sizes",
+        "order",
+        "peers (mean)",
+    ]
+    assert first.across_sizes is not None
+    assert f"{100 * first.across_sizes:.1f} %" in summary_table(report.totals)[2]
+    module = run_suite("hespas", Data(shared_data, parse_choice("analytical"), examples=None))
+    table = summary_table([summarise("hespas", "all", "program", module)])
+    assert "rounding" in table[0]
+    assert " 1.5 % " in table[2], "0.0015 of 0.1012 s"
 
 
 def test_paths_are_never_mixed(shared_data: Path) -> None:

@@ -82,6 +82,20 @@ def test_trace_without_shapes_is_incomplete(traces: Path) -> None:
     assert report.graph.collectives_agree
 
 
+def test_what_a_trace_does_not_say_is_listed(traces: Path) -> None:
+    """XLA's events on a TPU have bytes and no shapes: nobody should take the bound for a prediction."""
+    report = validate(traces / "tpu_v4_jax" / "matmul_1024x1024x1024.xplane.pb", on="tpu-v4")
+    text, data, page = repr(report), report.to_dict(), report.to_html()
+    assert "  predicted  at least " in text
+    assert "; predicted at least " in page
+    assert "not modelled, only their bytes are counted:" in text
+    assert data["complete"] is False
+    assert {entry["op"] for entry in data["unmodelled"]} == {"fusion", "copy-start", "copy-done"}
+    assert sum(entry["share"] for entry in data["unmodelled"]) == pytest.approx(1.0)
+    (product,) = [entry for entry in data["unmodelled"] if entry["op"] == "fusion"]
+    assert product["bytes"] > 0
+
+
 @pytest.mark.parametrize("on", ["v100-sxm2", "v100-sxm2:8"])
 def test_number_of_devices_comes_from_the_trace(traces: Path, on: str) -> None:
     report = validate(traces / "param" / "v100x8_dlrm_rank0_kineto.json.gz", on=on)

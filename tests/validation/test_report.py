@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from stablecast.ir.errors import InputError
 from stablecast.validation.items import Item
 from stablecast.validation.kernel_names import MeasuredClass
 from stablecast.validation.match import match
+from stablecast.validation.report import largest_of, layers_of
 
 _MODULE = """module @jit_product {{
   func.func public @main(%a: tensor<{m}x{k}xbf16>, %b: tensor<{k}x{n}xbf16>) -> tensor<{m}x{n}xbf16> {{
@@ -85,6 +87,27 @@ def _item(
     klass: MeasuredClass, scope: str = "", shape: tuple[int, ...] = (), kind: str = "", nbytes: float = 0
 ) -> Item:
     return Item(klass, klass.value, scope, shape, 1.0, 0.0, kind=kind, nbytes=nbytes)
+
+
+def test_layers_are_those_of_the_program() -> None:
+    """What ran counts for the layer of the kernel that it is matched to, whatever the profiler called its place; the
+    tree is cut where it has at most as many branches as a report can hold."""
+    measured = [_item(MeasuredClass.MATMUL, "forward/Net.forward", (8,)), _item(MeasuredClass.SORT, "elsewhere")]
+    predicted = [_item(MeasuredClass.MATMUL, f"forward/Net/layers/{at}/mlp", (8 + at,)) for at in range(3)]
+    found = {share.name: (share.measured_s, share.predicted_s) for share in layers_of(match(measured, predicted))}
+    paths = [f"forward/Net/layers/{at}/mlp" for at in range(3)]
+    assert found == {paths[0]: (1.0, 1.0), paths[1]: (0.0, 1.0), paths[2]: (0.0, 1.0), "elsewhere": (1.0, 0.0)}
+    many = [_item(MeasuredClass.MATMUL, f"forward/Net/layers/{at}", (at,)) for at in range(40)]
+    assert [share.name for share in layers_of(match([], many))] == ["forward/Net/layers"]
+
+
+def test_kernels_that_one_call_launches_are_counted_on_both_sides() -> None:
+    """26 kernels of a sort beside one call that is predicted to launch 26: no fusion, but slow kernels."""
+    measured = replace(_item(MeasuredClass.SORT), parts=26, time_s=2.0)
+    for launched, reason in ((26, "efficiency"), (1, "fusion: 26 kernels ran where 1 is predicted")):
+        predicted = replace(_item(MeasuredClass.SORT), parts=launched, time_s=1.0)
+        (largest,) = largest_of(match([measured], [predicted]))
+        assert largest.reason.startswith(reason)
 
 
 def test_matching_rules_in_turn() -> None:

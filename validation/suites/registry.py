@@ -117,11 +117,11 @@ def suite_names(text: str) -> tuple[str, ...]:
 def run_suite(name: str, data: Data) -> list[Row]:
     """The rows of one suite. Raises `InputError` where the folder holds none of its files."""
     suite = SUITES[name]
-    before = len(data.missing)
+    before, said = len(data.missing), len(data.notes)
     rows = suite.run(data)
-    missing = data.missing[before:]
-    if not rows and not missing and data.notes:
-        raise InputError(f"no row of suite {name} could be made: {data.notes[-1]}")
+    missing, why = data.missing[before:], data.notes[said:]
+    if not rows and not missing and why:
+        raise InputError(f"no row of suite {name} could be made: {'; '.join(why[:2])}")
     if not rows:
         raise InputError(
             f"{data.folder} holds no data of suite {name}" + (f" ({', '.join(missing[:3])})" if missing else ""),
