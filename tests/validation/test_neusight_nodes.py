@@ -89,3 +89,10 @@ def test_probabilities_that_never_drop_out_cost_nothing() -> None:
         settled = [without_idle(node, {"attention_dropout": given}) for node in (weights, hidden)]
         assert [len(forward_kernels(DEVICE, node)) for node in settled] == [found, 1]
         assert [len(backward_kernels(DEVICE, node)) for node in settled] == [found, 1]
+
+
+def test_the_gradient_of_softmax_takes_no_exponentials() -> None:
+    """`softmax_backward`: the gradient and the result are read, and nothing is raised to a power again."""
+    softmax = _node("softmax", "VECsoftmax", ("VECsoftmax", (1024, 128)), SCORES)
+    (row,) = backward_kernels(DEVICE, softmax)
+    assert (row.bytes_read, row.bytes_written, row.transcendentals) == (2 * NBYTES, NBYTES, 0)

@@ -178,7 +178,7 @@ def _own_gradients(device: Device, node: Node) -> list[KernelRow]:
     if kind in ("VECsoftmax", "VECln"):
         own = part_row(device, (kind, dims))
         assert own is not None
-        found = [replace(own, bytes_read=2 * own.bytes_read, inputs=2)]
+        found = [replace(own, bytes_read=2 * own.bytes_read, inputs=2, transcendentals=0)]
         if kind == "VECln":
             gamma = specs.reduce(device, "f32", dims[1], dims[0])
             found.append(replace(gamma, bytes_read=2 * gamma.bytes_read, inputs=2))

@@ -10,7 +10,7 @@ not GPT-2's (a selection by a mask). Today's TorchInductor, `--attention auto`, 
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,10 +24,9 @@ from stablecast.validation.suites.base import Data, Record, Row, number, whole
 from stablecast.validation.suites.captures import captured_kernels, import_models, is_captured
 
 _MILLI: Final = 1e-3
-_KEY: Final = "neusight model, heads by mode, added gradients, OPT of 4.35, decoders "
+_KEY: Final = "neusight model, heads by mode, added gradients, OPT and GPT-2 of 4.35, decoders "
 _PACKAGE: Final = "transformers"
 _EXECS: Final[Mapping[str, str]] = {"": "eager", "fusion": "inductor"}
-_OPT_ATTENTION: Final = "stablecast_opt_of_2023"
 _COMPILED_ATTENTION: Final[Mapping[str, str]] = {"bert": "flash"}
 """Attention of a compiled model by the first word of its name; of every other as written."""
 PEERS: Final = ("neusight", "roofline", "habitat", "micro")
@@ -125,7 +124,7 @@ def _capture(path: Path, batch: int, sequence: int, training: bool) -> Workload:
 
     config = hub.AutoConfig.for_model(**_content(path))
     config.use_cache = False
-    config._attn_implementation = _attention_of_opt(hub) if config.model_type == "opt" else "eager"
+    config._attn_implementation = _attention_of(config.model_type, hub)
     of_bert = hub.AutoModelForPreTraining if training else hub.AutoModelForSequenceClassification
     of_others = hub.AutoModelForSeq2SeqLM if config.is_encoder_decoder else hub.AutoModelForCausalLM
     made = of_bert if config.model_type == "bert" else of_others
@@ -144,28 +143,53 @@ def _capture(path: Path, batch: int, sequence: int, training: bool) -> Workload:
     )
 
 
-def _attention_of_opt(hub: Any) -> str:
-    """The name under which OPT's attention is known as Transformers 4.35 wrote it (`modeling_opt.py`).
-
-    Scores are clamped at the type's least number, which is a kernel forward and five backward, and not scaled again.
-    """
-    torch: Any = importlib.import_module("torch")
+def _attention_of(kind: str, hub: Any) -> str:
+    """The name under which the attention of a kind of model is known as Transformers 4.35 wrote it."""
+    if kind not in _ATTENTIONS:
+        return "eager"
     masks: Any = importlib.import_module("transformers.masking_utils")
 
-    def attention(
-        module: Any, query: Any, key: Any, value: Any, attention_mask: Any, dropout: float = 0.0, **_: Any
-    ) -> tuple[Any, None]:
-        batch, heads, positions, width = query.shape
-        flat = [part.contiguous().view(batch * heads, -1, width) for part in (query, key, value)]
-        scores = torch.bmm(flat[0], flat[1].transpose(1, 2)).view(batch, heads, positions, -1) + attention_mask
-        least = torch.tensor(torch.finfo(scores.dtype).min, device=scores.device)
-        weights = torch.max(scores, least).view(batch * heads, positions, -1).softmax(-1)
-        weights = torch.nn.functional.dropout(weights, p=dropout, training=module.training)
-        return torch.bmm(weights, flat[2]).view(batch, heads, positions, width).transpose(1, 2), None
+    def bits(*given: Any, **named: Any) -> Any:
+        return masks.sdpa_mask(*given, **{**named, "allow_is_causal_skip": False})
 
-    hub.AttentionInterface.register(_OPT_ATTENTION, attention)
-    hub.AttentionMaskInterface.register(_OPT_ATTENTION, masks.eager_mask)
-    return _OPT_ATTENTION
+    name = f"stablecast_{kind}_of_2023"
+    hub.AttentionInterface.register(name, _ATTENTIONS[kind])
+    hub.AttentionMaskInterface.register(name, bits if kind == "gpt2" else masks.eager_mask)
+    return name
+
+
+def _attention_of_opt(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, dropout: float = 0.0, **_: Any
+) -> tuple[Any, None]:
+    """`modeling_opt.py`: scores are clamped at the type's least number, a kernel forward and five backward, and scaled
+    by what the queries are alone."""
+    torch: Any = importlib.import_module("torch")
+    batch, heads, positions, width = query.shape
+    flat = [part.contiguous().view(batch * heads, -1, width) for part in (query, key, value)]
+    scores = torch.bmm(flat[0], flat[1].transpose(1, 2)).view(batch, heads, positions, -1) + attention_mask
+    least = torch.tensor(torch.finfo(scores.dtype).min, device=scores.device)
+    weights = torch.max(scores, least).view(batch * heads, positions, -1).softmax(-1)
+    weights = torch.nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.bmm(weights, flat[2]).view(batch, heads, positions, width).transpose(1, 2), None
+
+
+def _attention_of_gpt2(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, dropout: float = 0.0, **_: Any
+) -> tuple[Any, None]:
+    """`modeling_gpt2.py`: scores are divided, and those of later positions selected away, in both passes."""
+    torch: Any = importlib.import_module("torch")
+    scores = torch.matmul(query, key.transpose(-1, -2))
+    scores = scores / torch.full([], value.size(-1) ** 0.5, dtype=scores.dtype, device=scores.device)
+    least = torch.full([], torch.finfo(scores.dtype).min, dtype=scores.dtype, device=scores.device)
+    weights = torch.where(attention_mask, scores, least).softmax(-1)
+    weights = torch.nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2), None
+
+
+_ATTENTIONS: Final[Mapping[str, Callable[..., tuple[Any, None]]]] = {
+    "opt": _attention_of_opt,
+    "gpt2": _attention_of_gpt2,
+}
 
 
 def config_content(data: Data, model: str) -> Mapping[str, Any]:
