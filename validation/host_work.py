@@ -15,6 +15,8 @@ from stablecast.validation.operators import launches_nothing
 
 _END: Final = "end: "
 _LEAST_OWN: Final = 0.5
+_PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
+"""Operators that multiply themselves, whatever they call besides."""
 _WORKS: Final = re.compile(r"^(?!autograd::|torch::|c10d::)\w+::")
 _CORRELATION: Final = 1 << 40
 
@@ -117,7 +119,8 @@ def _torch(events: TraceEvents) -> Iterator[_Piece]:
     callers = {int(parent) for parent in _callers(events, ops.tolist())}
     for position, index in enumerate(ops.tolist()):
         length = float(events.duration_s[index])
-        if index in callers and own[position] < _LEAST_OWN * length:
+        hands_on = index in callers and events.name_of(index) not in _PRODUCTS
+        if hands_on and own[position] < _LEAST_OWN * length:
             continue
         yield _Piece(index, float(end[position]) - own[position], float(end[position]))
 

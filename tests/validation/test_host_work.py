@@ -39,6 +39,22 @@ def test_operators_of_pytorch(tmp_path: Path) -> None:
     assert run.mean_step_s == pytest.approx(90e-6)
 
 
+def test_a_product_is_work_however_long_its_copy_was_held_up(tmp_path: Path) -> None:
+    """On a busy machine the copy of a bias can take longer than the product around it; a call that only hands on is
+    none."""
+    events = [
+        _event("step", "user_annotation", 0, 90),
+        _event("aten::matmul", "cpu_op", 2, 60),
+        _event("aten::addmm", "cpu_op", 5, 50),
+        _event("aten::copy_", "cpu_op", 10, 40),
+    ]
+    path = tmp_path / "cpu.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    run = measure(read_trace(path))
+    found = {run.name(at): round(float(run.duration_s[at]) * 1e6) for at in range(len(run.work))}
+    assert found == {"aten::copy_": 40, "aten::addmm": 10}
+
+
 @pytest.mark.slow
 def test_ops_of_xla(tmp_path: Path) -> None:
     """A JAX program on this processor: two products and what is around them, five steps by their numbers."""
