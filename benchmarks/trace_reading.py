@@ -6,9 +6,9 @@ and the peak of its memory is printed beside the size of the file and the number
 
 from __future__ import annotations
 
+import argparse
 import json
 import resource
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -72,4 +72,6 @@ def main(megabytes: float = 1000.0) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 1000.0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("megabytes", type=float, nargs="?", default=1000.0, help="size of the file that is made")
+    main(parser.parse_args().megabytes)
