@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from fit_report import error_table, write_constants
 from fit_small_kernels import set_lanes, set_latencies
 
 from stablecast.backends import kernel_specs as specs
@@ -76,6 +77,11 @@ _ROWWISE: Final = ("softmax", "ln")
 _BINARY: Final = ("add", "mul", "div", "pow")
 LARGE_ELEMENTS: Final = 3e7
 LARGE_FLOPS: Final = 2e11
+LONG_FLOPS: Final = 1e12
+"""Products of over a millisecond: from here an H100 is at its power limit, and slower the longer they are."""
+STEADY: Final = "steady"
+_LIMITED: Final = ("h100", "b200")
+"""Boards with slower long products in a table (`power_limit.py`), which an A100 has not."""
 BEYOND_CACHE: Final = 2.5e7
 """Elements of 2 bytes that an H100 does not find in its cache (50 MB) again."""
 
@@ -129,9 +135,10 @@ class Tables:
         stage: str,
         launch_s: float = 2e-6,
         grows: bool = False,
+        casts: bool = False,
     ) -> Iterable[Measured]:
         """`time`: the column that holds the measured time, and its unit in seconds. `grows`: what the host added grew
-        while the table was taken."""
+        while the table was taken. `casts`: the time holds the scaling of an input."""
         if len(records) > REPORT_ROWS:
             chosen = np.random.default_rng(SEED).choice(len(records), REPORT_ROWS, replace=False)
             records = [records[int(index)] for index in sorted(chosen.tolist())]
@@ -140,20 +147,30 @@ class Tables:
             kernels = KernelTable.of([make(found, record) for record in records])
             seconds = np.array([record.number(time[0]) * time[1] for record in records])
             place = np.arange(len(records)) / len(records) if grows else None
-            yield Measured(table, found, kernels, seconds, stage, launch_s, place)
+            cast = np.array([record.number("m") * record.number("k") for record in records]) if casts else None
+            yield Measured(table, found, kernels, seconds, stage, launch_s, place, cast)
 
     def aiconfigurator_gemm(self) -> Iterable[Measured]:
         for name, device in _SXM.items():
             records = self.read(f"aiconfigurator/gemm_{name}_sxm.csv.gz")
             plain = [r for r in records if r["dtype"] == "bfloat16"]
-            # the two frameworks run different FP8 kernels, and small ones are mostly scaling of the operands
-            narrow = [
-                r for r in records if r["dtype"] == "fp8" and r["framework"] == "vllm" and _flops(r) > LARGE_FLOPS
-            ]
             half, byte = "" if name == "h200" else "half", "byte" if name == "h100" else ""
             time = ("latency_us", 1e-6)
             yield from self._data("aiconfigurator gemm bf16", device, plain, _product("bf16"), time, half)
-            yield from self._data("aiconfigurator gemm fp8", device, narrow, _product("fp8"), time, byte)
+            long = [r for r in plain if _flops(r) > LONG_FLOPS]
+            yield from self._data(
+                "aiconfigurator long gemm bf16",
+                device,
+                long,
+                _product("bf16"),
+                time,
+                STEADY if name in _LIMITED else "",
+            )
+            # the frameworks scale by tensor, one statically, and run different kernels; small ones are mostly scaling
+            narrow = [r for r in records if r["dtype"] == "fp8" and _flops(r) > LARGE_FLOPS]
+            for one in sorted({r["framework"] for r in narrow}):
+                kept, what = [r for r in narrow if r["framework"] == one], f"aiconfigurator gemm fp8 {one}"
+                yield from self._data(what, device, kept, _product("fp8"), time, byte, casts=True)
 
     def xla_matmul(self) -> Iterable[Measured]:
         records = self.read("xla_perf_tables/matmul.csv.gz")
@@ -375,6 +392,7 @@ STAGES: Final[Sequence[tuple[str, str, tuple[str, ...], tuple[str, ...]]]] = (
         ("sustained.half", "share.matmul"),
         (*(f"tile.{area}" for area in AREAS[1:]), "waves.tile", "fill.tile", "split", "overlap"),
     ),
+    (STEADY, "gpu", ("steady.half",), ()),
     ("half.eager", "gpu", ("sustained.half",), ()),
     ("tf32", "gpu", ("sustained.tf32",), ()),
     ("byte", "gpu", ("sustained.byte",), ()),
@@ -401,7 +419,6 @@ SAME_LANES: Final = {"sm_75": "sm_70"}
 """Architecture that was measured on a board of little power -> one on a board of full power with the same f32 lanes (16
 a scheduler, four schedulers a core) in the same process (TSMC 12 nm FFN)."""
 
-_KINDS: Final = ("gpu", "tpu", "cpu")
 _BEGIN, _END = "<!-- errors: begin -->", "<!-- errors: end -->"
 RANGES: Final = (
     ("gpu", "matmul", ("half", "half.eager", "tf32", "byte", "fma")),
@@ -432,7 +449,7 @@ def fit_all(datas: Sequence[Measured], fit: Fit) -> None:
         for key, name in names:
             used = [data for data in chosen if key in (kind, data.key)]
             fit.sources[key, name] = _source(fit, used)
-        for name in own if stage != EAGER else ():
+        for name in own if stage not in (EAGER, STEADY) else ():
             fit.values[kind][name] = float(np.median([fit.values[key][name] for key in keys]))
             fit.sources[kind, name] = f"median of {', '.join(keys)}"
         _set_launches(fit, stage, kind, chosen)
@@ -486,6 +503,9 @@ def _set_power(fit: Fit, stage: str, kind: str, chosen: Sequence[Measured]) -> N
         if watts and (stage != "fma" or watts > fit.values[data.key].get(name, 0.0)):
             fit.values[data.key][name] = watts
             fit.sources[data.key, name] = f"derived: board power in W / {unit} TFLOP/s of {data.device.name}"
+            if stage != "fma" and data.device.cores and data.device.tdp_w:
+                fit.values[data.key]["power.core"] = data.device.tdp_w.value / data.device.cores.value
+                fit.sources[data.key, "power.core"] = f"derived: board power in W / cores of {data.device.name}"
     for key, like in SAME_LANES.items() if stage == "fma" else ():
         for constant in ("power.fma", "sustained.fma"):
             fit.values[key][f"full.{constant}"] = fit.values[like][constant]
@@ -504,43 +524,6 @@ def _set_ranges(fit: Fit, datas: Sequence[Measured]) -> None:
         for name, value in ((f"low.{group}", min(low, 0.95)), (f"high.{group}", max(high, 1.05))):
             fit.values[kind][name] = float(value)
             fit.sources[kind, name] = text
-
-
-def write_constants(fit: Fit, path: Path, initial: dict[tuple[str, str], str]) -> None:
-    """The constants file: sections in order of kind, then architecture."""
-    lines = ["# Written by benchmarks/fit_analytical.py; change that script or its tables, not this file."]
-    for key in (*_KINDS, *sorted(set(fit.values) - set(_KINDS))):
-        lines.append(f"{key}:")
-        if key in fit.like:
-            lines.append(f"  like: {fit.like[key]}")
-        for name, value in sorted(fit.values[key].items()):
-            value = 0.0 if value < 1e-9 else value
-            source = fit.sources.get((key, name)) or initial.get((key, name), "")
-            source = source.replace("start of the fit", "assumption: no table measures it")
-            lines.append(f'  {name}: {{value: {value:.4g}, source: "{source}"}}')
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def error_table(fit: Fit, datas: Sequence[Measured]) -> str:
-    """Errors |predicted / measured - 1| of every table, in Markdown.
-
-    "kind only": the median with the constants of the kind alone, as an architecture without measurements has them.
-    """
-    lines = [
-        "| table | device | rows | median | p90 | bias | kind only | launch in the table |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    general = Fit({kind: fit.values[kind] for kind in _KINDS}, {})
-    for data in datas:
-        ratios = fit.ratios(data)
-        errors, carried = np.abs(ratios - 1.0), np.abs(general.ratios(data) - 1.0)
-        check = "" if data.stage else " (check)"
-        lines.append(
-            f"| {data.table}{check} | {data.device.name} | {len(ratios)} | {np.median(errors):.1%} | "
-            f"{np.quantile(errors, 0.9):.1%} | {np.median(ratios):.2f} | {np.median(carried):.1%} | "
-            f"{data.launch_s * 1e6:.1f} us |"
-        )
-    return "\n".join(lines)
 
 
 def main() -> int:

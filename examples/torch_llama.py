@@ -9,7 +9,7 @@ parameters with FSDP2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -141,10 +141,12 @@ def build(
     return made, torch.optim.AdamW(made.parameters(), lr=1e-4, fused=fused)
 
 
-def tensor_parallel(made: Llama, mesh: Any, sequence: bool = True, split_logits: bool = False) -> None:
+def tensor_parallel(
+    made: nn.Module, mesh: Any, sequence: bool = True, split_logits: bool = False, tables: int = 2
+) -> None:
     """Split heads and hidden features over `mesh`; with `sequence` also the tokens between the splits.
 
-    `split_logits`: the logits stay split by vocabulary, as `split_loss_step` takes them.
+    `split_logits`: the logits stay split by vocabulary, for a loss that is. `tables`: inputs of attention but tokens.
     """
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -155,7 +157,7 @@ def tensor_parallel(made: Llama, mesh: Any, sequence: bool = True, split_logits:
         parallelize_module,
     )
 
-    between = Shard(1) if sequence else Replicate()
+    between, others = Shard(1) if sequence else Replicate(), (None,) * tables
     plan: dict[str, Any] = {
         **{f"attention.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")},
         **{f"mlp.{name}": ColwiseParallel() for name in ("w1", "w3")},
@@ -167,7 +169,7 @@ def tensor_parallel(made: Llama, mesh: Any, sequence: bool = True, split_logits:
             "attention_norm": SequenceParallel(),
             "mlp_norm": SequenceParallel(),
             "attention": PrepareModuleInput(
-                input_layouts=(Shard(1), None, None), desired_input_layouts=(Replicate(), None, None)
+                input_layouts=(Shard(1), *others), desired_input_layouts=(Replicate(), *others)
             ),
             "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
         }
@@ -186,7 +188,7 @@ def tensor_parallel(made: Llama, mesh: Any, sequence: bool = True, split_logits:
     parallelize_module(made, mesh, top)
 
 
-def shard(made: Llama, mesh: Any, **options: Any) -> None:
+def shard(made: nn.Module, mesh: Any, **options: Any) -> None:
     """FSDP2, a group of parameters for each layer."""
     from torch.distributed.fsdp import fully_shard
 
@@ -213,80 +215,9 @@ def build_parallel(
     return made, torch.optim.AdamW(made.parameters(), lr=1e-4, fused=fused)
 
 
-def selective() -> Any:
-    """Contexts of a checkpoint that keeps attention and every second product, and runs all else again."""
-    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-
-    aten, products = torch.ops.aten, 0
-    kept = (aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default)
-
-    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal products
-        products += op is aten.mm.default
-        keep = op in kept or (op is aten.mm.default and products % 2)
-        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)
-
-
-class Selective(nn.Module):
-    """A layer behind a selective checkpoint."""
-
-    def __init__(self, layer: Layer) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return torch.utils.checkpoint.checkpoint(self.layer, x, cos, sin, use_reentrant=False, context_fn=selective)
-
-
-def build_mixed(
-    mesh: Any, size: str = "8b", layers: int | None = None, vocab: int = 128256, recompute: str = "full"
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The decoder as TorchTitan trains it: float32 parameters, gathered in bfloat16, gradients summed in float32.
-
-    `recompute`: `none`, `selective` or `full`. With an axis `tp` the logits stay split (`split_loss_step`). With one
-    called `cp` a device has its part of a sequence, and parameters are sharded over `dp` and `cp` (`ring_step`).
-    """
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    config = replace(SIZES[size], vocab=vocab, layers=layers or SIZES[size].layers, recompute=recompute == "full")
-    made = model(config)
-    if "tp" in mesh.mesh_dim_names:
-        tensor_parallel(made, mesh["tp"], split_logits=True)
-    if recompute == "selective":
-        made.layers = nn.ModuleList(Selective(layer) for layer in made.layers)
-    over = mesh["dp"]
-    if "cp" in mesh.mesh_dim_names:
-        made.ring = mesh["cp"]
-        over = mesh["dp", "cp"]._flatten("dp_cp") if over.size() > 1 else made.ring
-    shard(made, over, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
-    return made, torch.optim.AdamW(made.parameters(), lr=1e-4, fused=True)
-
-
 def inputs(batch: int = 2, seq: int = 128, vocab: int = 1024) -> tuple[Tensor, Tensor]:
     """Tokens and the ones that follow them."""
     return torch.randint(0, vocab, (batch, seq)), torch.randint(0, vocab, (batch, seq))
-
-
-def split_loss_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, labels: Tensor) -> Tensor:
-    """`step` for logits that are split by vocabulary."""
-    from torch.distributed.tensor.parallel import loss_parallel
-
-    with loss_parallel():
-        return step(model, optimizer, tokens, labels)
-
-
-def ring_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, labels: Tensor) -> Tensor:
-    """`step` with PyTorch's ring attention over the axis `cp`, of tokens that are this device's part already."""
-    from torch.distributed.tensor.experimental._context_parallel import _attention as ring
-
-    ring._cp_options.enable_load_balance = True
-    ring._enable_context_parallel_dispatcher_impl(seq_dim=2, mesh=model.ring)
-    try:
-        return step(model, optimizer, tokens, labels)
-    finally:
-        ring._disable_context_parallel_dispatcher_impl()
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, labels: Tensor) -> Tensor:

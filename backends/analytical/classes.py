@@ -7,7 +7,7 @@ import numpy as np
 
 from stablecast.backends.analytical import winograd
 from stablecast.backends.analytical.constants import Constants
-from stablecast.backends.analytical.rates import MatrixRates, p_norm, sustained
+from stablecast.backends.analytical.rates import MatrixRates, p_norm, steady, sustained
 from stablecast.backends.analytical.tiles import TILES, TileConstants, padded_time, tiled_time
 from stablecast.backends.device import Device
 from stablecast.backends.estimates import BoolArray, FloatArray, TextArray
@@ -196,6 +196,9 @@ def _product_time(rows: Rows, mask: BoolArray, device: Device, constants: Consta
             rate = np.where(square[chosen], rate * constants["winograd"], rate)
         shape = (batch[chosen], m[chosen], n[chosen], k[chosen])
         time[chosen] = _unit_time(str(name), shape, rate, device, constants)
+        limit = steady(str(name), device, constants)
+        if limit is not None:
+            time[chosen] = np.maximum(time[chosen], 2.0 * np.prod(shape, axis=0) / (limit * peak[chosen]))
     grouped = conv & (np.minimum(n, m) < constants["narrow"])
     if grouped.any():
         lanes = executed / (constants["convolution.direct"] * device.vector_rate("f32").value)

@@ -6,7 +6,7 @@ cost of its own, since some hold the host's.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -24,6 +24,7 @@ STEPS: Final = (1.3, 1.12, 1.05, 1.02)
 _VANISHING: Final = 1e-3
 _CEILING: Final = {
     "sustained": 1.0,
+    "steady": 1.0,
     "share": 1.0,
     "tile": 1.0,
     "fma": 1.0,
@@ -85,8 +86,12 @@ def growing_cost(rest_s: FloatArray, core_s: FloatArray, place: FloatArray) -> F
 
 @dataclass
 class Measured:
-    """Measured kernels of one table on one device. `stage`: which fit uses it (empty: a check only). `place`: where in
-    its table each row stands (0 to 1), given where what the host added grew while the table was taken."""
+    """Measured kernels of one table on one device. `stage`: which fit uses it (empty: a check only).
+
+    `place`: where in its table each row stands (0 to 1), given where what the host added grew while the table was
+    taken. `casts`: elements of each row that were cast before the kernel, within the measured time; `cast_s`: seconds
+    of one, which like `launch_s` is the table's own.
+    """
 
     table: str
     device: Device
@@ -95,6 +100,8 @@ class Measured:
     stage: str
     launch_s: float = 2e-6
     place: FloatArray | None = None
+    casts: FloatArray | None = None
+    cast_s: float = 2e-12
     rows: classes.Rows = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,7 +120,9 @@ class Measured:
         chosen[np.random.default_rng(SEED).choice(len(self.kernels), count, replace=False)] = True
         rows, measured = self.kernels.select(chosen), self.measured_s[chosen]
         place = None if self.place is None else self.place[chosen]
-        return Measured(self.table, self.device, rows, measured, self.stage, self.launch_s, place)
+        casts = None if self.casts is None else self.casts[chosen]
+        own = (self.stage, self.launch_s, place, casts, self.cast_s)
+        return Measured(self.table, self.device, rows, measured, *own)
 
 
 Values = dict[str, dict[str, float]]
@@ -144,6 +153,8 @@ class Fit:
     def ratios(self, data: Measured) -> FloatArray:
         """Predicted over measured."""
         time = classes.kernel_time(data.rows, data.device, self.constants(data.device), data.launch_s)[0]
+        if data.casts is not None:
+            time = time + data.cast_s * data.casts
         return time / data.measured_s
 
     def take_growing_cost(self, data: Measured) -> None:
@@ -159,7 +170,7 @@ class Fit:
         return float(np.mean([np.minimum(np.abs(np.log(self.ratios(data))), _CAP).mean() for data in datas]))
 
     def descend(self, datas: Sequence[Measured], names: Sequence[tuple[str, str]], fixed_launch: bool = False) -> float:
-        """Coordinate descent over the constants `names` (section, name) and the launch cost of each table."""
+        """Coordinate descent over the constants `names` (section, name), and each table's launch and cast costs."""
         thin = [data.sample(FIT_ROWS) for data in datas]
         best = self.loss(thin)
         for step in STEPS:
@@ -171,20 +182,22 @@ class Fit:
                     best = move(self.values[section], name, step, best, least, lambda: self.loss(thin))
                 if not fixed_launch:
                     for data in thin:
-                        self._move_launch(data, step)
+                        self._move_own(data, "launch_s", step)
+                        if data.casts is not None:
+                            self._move_own(data, "cast_s", step)
                     best = self.loss(thin)
                 if before - best < 1e-4:
                     break
         for data, used in zip(datas, thin, strict=True):
-            data.launch_s = used.launch_s
+            data.launch_s, data.cast_s = used.launch_s, used.cast_s
         return best
 
-    def _move_launch(self, data: Measured, step: float) -> None:
+    def _move_own(self, data: Measured, name: Literal["launch_s", "cast_s"], step: float) -> None:
         best = self.loss([data])
         for factor in (step, 1.0 / step):
-            kept = data.launch_s
-            data.launch_s = kept * factor
+            kept: float = getattr(data, name)
+            setattr(data, name, kept * factor)
             loss = self.loss([data])
             if loss < best:
                 return
-            data.launch_s = kept
+            setattr(data, name, kept)

@@ -31,6 +31,8 @@ FAMILY_OF_MATH: Final = {
 LANE_MODES: Final = frozenset({"vector", "", "int32", "int64"})
 """Modes for the vector lanes: wide integers at the f32 rate. Narrow ones need a peak of their own."""
 
+_LEAST_DYNAMIC: Final = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixRates:
@@ -78,25 +80,52 @@ def matrix_rates(math: TextArray, in_dtype: TextArray, device: Device) -> Matrix
 def sustained(family: str, device: Device, constants: Constants) -> float:
     """Share of the peak that large products of a family reach on `device`.
 
-    A board with less power than the measured one of its architecture (`power`: watts for each TFLOP/s of its 16-bit
-    matrix units) runs these at a clock lower by the cube root of the ratio: power grows with the clock cubed. Plain FMA
-    products of an architecture that was measured on a board with little power (`power.fma`: watts for each TFLOP/s of
-    its f32 lanes) are faster on one with more: they follow the power law through that board and one of an architecture
-    with the same lanes in the same process (`full.power.fma`, `full.sustained.fma`), and end there.
+    A board with less power than the measured one of its architecture runs these at a lower clock (`power_clock`). Plain
+    FMA products of an architecture that was measured on a board with little power (`power.fma`: watts for each TFLOP/s
+    of its f32 lanes) are faster on one with more: they follow the power law through that board and one of an
+    architecture with the same lanes in the same process (`full.power.fma`, `full.sustained.fma`), and end there.
     """
     share = constants[f"sustained.{family}"]
-    watts = watts_per_tflops(device, family)
-    measured = constants.by_name.get("power.fma" if family == "fma" else "power")
+    if family != "fma":
+        return share * power_clock(device, constants)
+    watts, measured = watts_per_tflops(device, family), constants.by_name.get("power.fma")
     if measured is None or watts is None:
         return share
     ratio = watts / measured.value
-    if family != "fma":
-        return share * min(1.0, ratio ** (1.0 / 3.0))
     if "full.power.fma" not in constants.by_name or ratio <= 1.0:
         return share
     full = constants["full.sustained.fma"]
     exponent = np.log(full / share) / np.log(constants["full.power.fma"] / measured.value)
     return min(full, share * float(ratio**exponent))
+
+
+def steady(family: str, device: Device, constants: Constants) -> float | None:
+    """Share of the peak that the longest products of a family keep up, once the board is at its power limit.
+
+    What a tile reaches in a short product (`sustained`) may be more. None where there is no such constant.
+    """
+    known = constants.by_name.get(f"steady.{family}")
+    return known.value * power_clock(device, constants) if known else None
+
+
+def power_clock(device: Device, constants: Constants) -> float:
+    """What a board's matrix units sustain of their peak beside the measured board of its architecture, at most 1.
+
+    Where that board was not at its limit (its long products are as fast as short ones): the cube root of the ratio of
+    watts for each TFLOP/s (`power`), since power grows with clock times voltage squared, and voltage at most with the
+    clock. Where it was, the clock goes with the power `power.exponent` of the watts of a core (`power.core`) less what
+    does not go with the clock (the share `power.static` of the measured board's: leakage, memory, fans); a peak that
+    the data sheet states for a lower clock is more fully used.
+    """
+    measured, watts = constants.by_name.get("power"), watts_per_tflops(device, "half")
+    if measured is None or watts is None or device.tdp_w is None:
+        return 1.0
+    core, limit = constants.by_name.get("power.core"), constants.by_name.get("steady.half")
+    if core is None or device.cores is None or limit is None or limit.value >= constants["sustained.half"]:
+        return min(1.0, (watts / measured.value) ** (1.0 / 3.0))
+    own, still = device.tdp_w.value / device.cores.value, constants["power.static"] * core.value
+    clock = (max(own - still, _LEAST_DYNAMIC * core.value) / (core.value - still)) ** constants["power.exponent"]
+    return min(1.0, clock * (core.value / measured.value) / (own / watts))
 
 
 def watts_per_tflops(device: Device, family: str) -> float | None:

@@ -1,6 +1,7 @@
 """TorchInductor: loops inlined into their readers, then fused; products and convolutions are library calls."""
 
 from stablecast.ir.scopes import parse_scope
+from stablecast.ir.types import TensorType
 from stablecast.lowering.categories import Category
 from stablecast.lowering.execution.plan import Plan, plan_pass
 from stablecast.lowering.fusion import INDUCTOR_RULES, Grouping
@@ -13,16 +14,20 @@ REUSED_READS, REUSED_OPS, MOST_READS = 4, 30, 8
 """`realize_reads_threshold`, `realize_opcount_threshold` and `realize_acc_reads_threshold` of TorchInductor."""
 _LOOPS = (Category.LOOP, Category.GENERATOR)
 _HOOKED = "c10d."
+_COPY_OUT = "fsdp.split_with_sizes_copy"
+_COMPLEX = "stablehlo.complex"
+_PARTS = frozenset({"stablehlo.slice", "stablehlo.reshape"})
 _HEAVY = frozenset({"stablehlo.exponential", "stablehlo.logistic"})
 """Ops that TorchInductor does not compute twice on a CPU."""
 
 
 @plan_pass(GROUP, "element-wise ops are computed in every reader, unless that reads much or is dear")
 def group(plan: Plan) -> None:
-    scattered = _scattered_rows(plan.graph)
+    scattered, complexes = _scattered_rows(plan.graph), complex_ops(plan.graph)
     kept = stored(plan.graph, cpu=plan.target.platform == "cpu") | _saved_rows(plan.graph, scattered)
+    kept |= complexes | _pairs(plan.graph) | _copied_out(plan.graph)
     plan.groups = Grouping(plan.graph, plan.groups, plan.claimed, INDUCTOR_RULES, kept).run()
-    for root in scattered:
+    for root in scattered | complexes:
         if root in plan.groups:
             plan.groups[root].fusible = False
 
@@ -50,6 +55,51 @@ def stored(graph: Graph, *, cpu: bool = False) -> set[int]:
         if len(held) > MOST_READS or (readers > 1 and much):
             found.add(node)
     return found
+
+
+def complex_ops(graph: Graph) -> set[int]:
+    """Ops that compute complex numbers, which TorchInductor generates no code for: kernels of PyTorch's own.
+
+    `lowering.unsupported_input_tensor`: "does not support code generation for complex operators". Complex numbers from
+    pairs of real ones, and back, are views.
+    """
+    return {
+        node
+        for node, live in enumerate(graph.live)
+        if live
+        and graph.categories[node] is Category.LOOP
+        and graph.ops[node].name != _COMPLEX
+        and _is_complex(graph, node)
+    }
+
+
+def _is_complex(graph: Graph, node: int) -> bool:
+    kinds = [graph.types[value] for value in graph.outputs[node]]
+    return any(isinstance(kind, TensorType) and kind.dtype.is_complex for kind in kinds)
+
+
+def _pairs(graph: Graph) -> set[int]:
+    """Loops whose results are read as complex numbers, through the slices that take their parts: they are stored."""
+    found: set[int] = set()
+    for node, live in enumerate(graph.live):
+        if not live or graph.ops[node].name != _COMPLEX:
+            continue
+        for value in graph.inputs[node]:
+            producer = graph.producer[value]
+            while producer != EXTERNAL and graph.ops[producer].name in _PARTS:
+                producer = graph.producer[graph.inputs[producer][0]]
+            if producer != EXTERNAL and graph.categories[producer] is Category.LOOP:
+                found.add(producer)
+    return found
+
+
+def _copied_out(graph: Graph) -> set[int]:
+    """Parameters that FSDP2's hook copies out of the gathered buffer, before TorchInductor's graph reads them."""
+    return {
+        node
+        for node, kind in enumerate(graph.categories)
+        if kind is Category.LOOP and graph.live[node] and parse_scope(graph.scopes[node]).op == _COPY_OUT
+    }
 
 
 def _scattered_rows(graph: Graph) -> set[int]:

@@ -94,3 +94,19 @@ def test_groups_of_channels_are_no_rows_after_a_convolution(lowered: Lower) -> N
     )
     assert launches(alone) == 1
     assert launches(after) == 3 + 2 + 1
+
+
+def test_complex_numbers_have_no_loops(lowered: Lower) -> None:
+    """Pairs are cast to float32 and written, turned by a kernel of PyTorch's own, and cast back."""
+
+    def rotate(x: Any, turns: Any) -> Any:
+        pairs = x.astype(jnp.float32).reshape(64, 16, 2)
+        turned = jax.lax.complex(pairs[..., 0], pairs[..., 1]) * turns
+        return jnp.stack([turned.real, turned.imag], -1).reshape(64, 32).astype(jnp.bfloat16)
+
+    x, turns = jax.ShapeDtypeStruct((64, 32), jnp.bfloat16), jax.ShapeDtypeStruct((64, 16), jnp.complex64)
+    program = lowered(rotate, x, turns, target=Target("cuda", exec="inductor"))
+    rows = [program.table.rows[node.row] for node in program.body if isinstance(node, Kernel)]
+    narrow, wide = 64 * 32 * 2, 64 * 32 * 4
+    seen = [(row.bytes_read, row.bytes_written) for row in rows]
+    assert seen == [(narrow, wide), (2 * wide, wide), (wide, narrow)]

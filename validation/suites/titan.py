@@ -1,12 +1,13 @@
-"""TorchTitan: Llama 3.1 training steps on 8 to 512 H100, from `examples/torch_llama.py` under FSDP2 and TP.
+"""TorchTitan: Llama 3.1 training steps on 8 to 512 H100, from `examples/torch_titan.py` under FSDP2 and TP.
 
-Each distinct program is captured with three and with four layers; a step of n layers is the first and n - 3 times the
-difference. Parameters are float32, gathered in bfloat16 and reduced in float32; activation checkpointing is full (every
-layer runs again) or selective (every second product, and all but attention, runs again), as TorchTitan's options say.
-Compiled rows have TorchInductor's kernels within layers, one an ATen call outside: TorchTitan compiles block by block
-and left the loss out. What layers keep is what their checkpoint says, compiled or not. Pipelines (TorchTitan's default:
-as many micro-batches as stages) follow 1F1B, interleaved ones with two chunks a stage. Asynchronous tensor parallelism
-hides all but the first piece of its gathers and scatters. Context parallelism is PyTorch's ring attention, captured.
+The program is TorchTitan's own model, of early 2025. Each distinct one is captured with three and with four layers; a
+step of n layers is the first and n - 3 times the difference. Compiled rows have TorchInductor's kernels within layers,
+one an ATen call outside: TorchTitan compiles block by block and left the loss out. What layers keep is what their
+checkpoint says, compiled or not. Pipelines (TorchTitan's default: as many micro-batches as stages) follow 1F1B,
+interleaved ones with two chunks a stage, and gather and reduce over FSDP once a step. Context parallelism is PyTorch's
+ring attention with its load balance, captured. Assumptions: what torch 2.6 does (FlashAttention-2; which transfers
+asynchronous tensor parallelism pipelines: `titan_async`), TorchAO's recipes (`titan_float8`), and a board whose clock
+is that of its power limit (`docs/analytical.md`).
 """
 
 import math
@@ -19,13 +20,15 @@ from typing import Any, Final
 import numpy as np
 
 from stablecast.backends import kernel_specs
+from stablecast.backends.analytical.constants import constants_for
+from stablecast.backends.analytical.rates import power_clock
 from stablecast.backends.device import Device
 from stablecast.backends.estimates import FloatArray
 from stablecast.backends.predictor import Settings, predict_device_program
 from stablecast.backends.pricing import price
 from stablecast.backends.registry import Choice
 from stablecast.frontends.script import load_module
-from stablecast.ir.device_program import DeviceProgram, Kernel
+from stablecast.ir.device_program import DeviceProgram
 from stablecast.ir.errors import StablecastError
 from stablecast.ir.kernels import KernelClass, KernelRow, KernelTable
 from stablecast.ir.workload import Workload
@@ -34,26 +37,21 @@ from stablecast.lowering.products import TF32_ARITHMETIC
 from stablecast.lowering.target import Target
 from stablecast.validation.suites.base import Data, Record, Row, number, whole
 from stablecast.validation.suites.captures import example_kernels, kernels
+from stablecast.validation.suites.titan_async import pipelined_share
+from stablecast.validation.suites.titan_float8 import RECIPES, VOCAB, as_torchao
 
 _FILE: Final = "distributed_steps/torchtitan_steps.csv"
-_SCRIPT: Final = "torch_llama.py"
+_SCRIPT: Final = "torch_titan.py"
 _DEVICES: Final = {"H100-96GB-HBM2e-500W": "h100-sxm-hbm2e-96gb"}
 _LAYERS: Final = {"8b": 32, "70b": 80, "405b": 126}
-VOCAB: Final = 128256
 FLASH_SHARE: Final = 0.35
 """Share of an H100's peak that PyTorch's flash attention (FlashAttention-2) reaches, says the abstract of
-FlashAttention-3 (Shah et al., 2024); the shipped constants are those of a Hopper kernel."""
-FULL_WATTS: Final = 700.0
-"""Board power of the H100 that they measured; below it clocks go with the cube root, as products' do."""
+FlashAttention-3 (Shah et al., 2024); the shipped constants are those of a Hopper kernel. Boards with less power: as
+their products."""
 CHUNKS: Final = 2
 OPTIMIZER_BYTES: Final = 12
 """Of a parameter's float32 shard and AdamW's two moments."""
 REDUCED_BYTES: Final = 4
-CAST_BYTES: Final = 3.0
-"""Bytes that a cast to 8 bits moves for each element: a read and a write; the largest value comes from the producer."""
-CASTS: Final = 4 / 6
-"""Casts for each operand: the three products of a linear layer have six operands, and input, weight, gradient and the
-input for the weight's gradient are cast once each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +66,21 @@ class Case:
     seq: int
     recompute: str
     compiled: bool
-    float8: bool
+    float8: str
     overlapped: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Time, low and high in seconds, and peak bytes."""
+    """Time, low and high in seconds, and peak bytes. `exposed`: seconds of the time in which FSDP is waited for."""
 
     time: FloatArray
     nbytes: float
+    exposed: float = 0.0
 
     def plus(self, other: "Cost", times: float) -> "Cost":
-        return Cost(self.time + times * other.time, self.nbytes + times * other.nbytes)
+        exposed = self.exposed + times * other.exposed
+        return Cost(self.time + times * other.time, self.nbytes + times * other.nbytes, exposed)
 
 
 def case_of(record: Record) -> Case:
@@ -95,7 +95,7 @@ def case_of(record: Record) -> Case:
         seq // cp,
         record["activation_checkpointing"],
         record["compile"] == "1",
-        record["float8"] not in ("no", ""),
+        record["float8"] if record["float8"] in RECIPES else "",
         record["async_tp"] == "1",
     )
 
@@ -122,7 +122,9 @@ class Titan:
         if pp == 1:
             return Cost(rest.time + layers * layer.time, rest.nbytes + layers * kept.nbytes)
         own, chunks = math.ceil(layers / pp), CHUNKS if record["schedule"].startswith("interleaved") else 1
-        return Cost((pp + (pp - 1) / chunks) * own * layer.time, self._stage_bytes(case, kept.nbytes, own, pp, chunks))
+        # parameters are gathered and gradients reduced once a step
+        time = (pp + (pp - 1) / chunks) * own * (layer.time - layer.exposed) + own * layer.exposed
+        return Cost(time, self._stage_bytes(case, kept.nbytes, own, pp, chunks))
 
     def _parts(self, case: Case, device: str) -> tuple[Cost, Cost]:
         """A layer, and all that is outside of layers."""
@@ -149,17 +151,20 @@ class Titan:
         program = with_flash2(program, system.device, self.data.choice)
         casts = 0.0
         if case.float8:
-            program, shapes = in_float8(program)
-            rows = [kernel_specs.elementwise(system.device, "bf16", int(elements)) for elements in shapes]
+            program, moved = as_torchao(program, RECIPES[case.float8])
+            rows = [kernel_specs.elementwise(system.device, "bf16", round(nbytes / 4)) for nbytes in moved]
             casts = float(price(KernelTable.of(rows), system.device, self.data.choice).estimates.time_s.sum())
-            casts *= CASTS * CAST_BYTES / 4
         found = predict_device_program(program, system, Settings(self.data.choice, {}), case.size)
         times = np.array([found.step_time_s, found.step_time_low_s, found.step_time_high_s])
-        hidden = found.exposed_by_axis_s.get("tp", 0.0) * (1 - 1 / case.tp) if case.overlapped else 0.0
-        return Cost(times + casts - hidden, float(found.peak_memory_bytes))
+        hidden = 0.0
+        if case.overlapped:
+            share = pipelined_share(program, bool(case.float8) and RECIPES[case.float8].rows)
+            hidden = found.exposed_by_axis_s.get("tp", 0.0) * share * (1 - 1 / case.tp)
+        waited = found.exposed_by_axis_s.get("dp", 0.0)
+        return Cost(times + casts - hidden, float(found.peak_memory_bytes), waited)
 
     def _program(self, case: Case, layers: int) -> DeviceProgram:
-        key = replace(case, float8=False, overlapped=False)
+        key = replace(case, float8="", overlapped=False)
         if (key, layers) not in self._programs:
             self._programs[key, layers] = self._made(key, layers)
         return self._programs[key, layers]
@@ -191,8 +196,7 @@ def with_flash2(program: DeviceProgram, device: Device, choice: Choice) -> Devic
     """`program` with attention no faster than FlashAttention-2: as many more heads as make the shipped rate as slow."""
     table = program.table
     times = price(table, device, choice).estimates.time_s
-    power = (device.tdp_w.value / FULL_WATTS) ** (1 / 3) if device.tdp_w else 1.0
-    rate = device.peak("bf16").value * FLASH_SHARE * power
+    rate = device.peak("bf16").value * FLASH_SHARE * power_clock(device, constants_for(device))
     rows = [
         replace(row, hq=round(row.hq * max(_attention_flops(row) / rate / float(time), 1.0)))
         if row.klass == KernelClass.ATTENTION
@@ -206,31 +210,6 @@ def _attention_flops(row: KernelRow) -> float:
     """FLOPs as the FlashAttention papers count them: half under a causal mask, 2.5 times as many backward."""
     forward = 4.0 * row.batch * row.hq * row.sq * row.skv * row.d * (0.5 if row.causal else 1.0)
     return forward * (2.5 if row.direction == "bwd" else 1.0)
-
-
-def in_float8(program: DeviceProgram) -> tuple[DeviceProgram, list[float]]:
-    """`program` with the products of layers in 8 bits, and the elements of every operand that is cast, by run."""
-    table = program.table
-    changed = [_narrow(row) for row in table.rows]
-    runs: list[float] = []
-    for node in program.body:
-        if isinstance(node, Kernel) and changed[node.row] is not table.rows[node.row]:
-            row = table.rows[node.row]
-            runs.append(float(row.batch * (row.m * row.k + row.k * row.n)))
-    return replace(program, table=KernelTable(tuple(changed), table.count, table.bodies)), runs
-
-
-def _narrow(row: KernelRow) -> KernelRow:
-    """A product of a layer with 8-bit operands; the output layer stays, as TorchTitan leaves it."""
-    sizes = (row.m, row.n, row.k)
-    if row.klass != KernelClass.MATMUL or row.math != "bf16" or min(sizes) < 256 or any(_is_vocab(n) for n in sizes):
-        return row
-    operands = row.batch * (row.m * row.k + row.k * row.n)
-    return replace(row, math="fp8_e4m3", in_dtype="f8E4M3FN", bytes_read=max(row.bytes_read - operands, operands))
-
-
-def _is_vocab(size: int) -> bool:
-    return size >= VOCAB // 8 and VOCAB % size == 0
 
 
 def torchtitan(data: Data) -> list[Row]:

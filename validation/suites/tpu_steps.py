@@ -24,7 +24,7 @@ from stablecast.lowering.products import TPU_ARITHMETIC
 from stablecast.validation.suites import hespas
 from stablecast.validation.suites.base import Data, Record, Row, half_digit, whole
 from stablecast.validation.suites.captures import example_kernels
-from stablecast.validation.suites.titan import in_float8
+from stablecast.validation.suites.titan_float8 import in_float8
 
 _RECIPES: Final = "tpu_step_times/tpu_recipes_steps.csv"
 _V3: Final = "hespas/refs/tpuv3_llama3.csv"
@@ -70,7 +70,7 @@ def _recipe(data: Data, record: Record) -> list[Row]:
     try:
         program = masked_on_chip(_captured(folder, script, settings), seq)
         if record["precision"] == "fp8_full":
-            program, _ = in_float8(program)
+            program = in_float8(program)
         program = run_passes(program, default_passes(program.exec_model))
         system = data.catalogue.resolve(f"{device}:{devices}")
         found = predict_device_program(program, system, Settings(data.choice, {}), name)

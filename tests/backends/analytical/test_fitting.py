@@ -37,3 +37,18 @@ def test_fit_recovers_a_share() -> None:
     loss = fit.descend([data], [("gpu", "share.stream")], fixed_launch=True)
     assert fit.values["gpu"]["share.stream"] == pytest.approx(0.7, rel=0.02)
     assert loss < 0.02
+
+
+def test_fit_tells_a_product_from_the_cast_before_it() -> None:
+    device = CATALOGUE.device("h100-sxm")
+    shapes = [(8192, n, k) for n in (512, 2048, 8192, 32768) for k in (4096, 16384)]
+    kernels = KernelTable.of([specs.matmul(device, "fp8", *shape, out="bf16") for shape in shapes])
+    casts = np.array([float(m * k) for m, _, k in shapes])
+    values = {"gpu": {name: constant.value for name, constant in constants_for(device).by_name.items()}}
+    truth = Fit({"gpu": {**values["gpu"], "sustained.byte": 0.75}}, {})
+    blank = Measured("table", device, kernels, np.ones(len(kernels)), "byte", casts=casts, cast_s=2.3e-12)
+    fit = Fit({"gpu": {**values["gpu"], "sustained.byte": 0.6}}, {})
+    data = Measured("table", device, kernels, truth.ratios(blank), "byte", casts=casts, cast_s=1e-12)
+    fit.descend([data], [("gpu", "sustained.byte")])
+    assert fit.values["gpu"]["sustained.byte"] == pytest.approx(0.75, rel=0.03)
+    assert data.cast_s == pytest.approx(2.3e-12, rel=0.1)

@@ -13,7 +13,7 @@ from stablecast.backends import kernel_specs as specs
 from stablecast.backends.analytical import AnalyticalBackend
 from stablecast.backends.analytical.classes import GROUPS
 from stablecast.backends.analytical.constants import CONSTANTS_FILE, architecture_key, constants_for, read_constants
-from stablecast.backends.analytical.rates import one_rate, sustained
+from stablecast.backends.analytical.rates import one_rate, power_clock, steady, sustained
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Device
 from stablecast.ir.kernels import KernelClass, KernelRow, KernelTable
@@ -27,6 +27,9 @@ BACKEND = AnalyticalBackend()
 
 def times(rows: list[KernelRow], device: Device) -> list[float]:
     return BACKEND.estimate(KernelTable.of(rows), device).time_s.tolist()
+
+
+_HOPPER = ("h100-sxm", "h200-sxm", "h100-pcie", "h100-sxm-hbm2e-96gb")
 
 
 def sample_rows(device: Device) -> list[KernelRow]:
@@ -150,6 +153,28 @@ def test_a_board_with_less_power_sustains_less(devices: dict[str, Device]) -> No
     shares = [sustained("half", device, constants_for(device)) for device in (half_rate, full_rate)]
     # 350 W for 71 TFLOP/s beside 300 W for 155
     assert shares[1] / shares[0] == pytest.approx((1.938 / 4.916) ** (1 / 3), rel=1e-3)
+
+
+def test_a_board_below_the_limit_of_its_chip(devices: dict[str, Device]) -> None:
+    """Its clock goes with the root of the watts of a core less those that do not go with the clock."""
+    clock = {name: power_clock(devices[name], constants_for(devices[name])) for name in _HOPPER}
+    # 500 of 700 W, 175 W of both whatever the clock
+    assert clock["h100-sxm-hbm2e-96gb"] == pytest.approx(((500 - 175) / (700 - 175)) ** 0.5, rel=1e-3)
+    # 114 of 132 cores and 350 W, and a peak stated for a lower clock: 756.5 instead of 989.4 * 114 / 132
+    left = (350 / 114 - 175 / 132) / ((700 - 175) / 132)
+    assert clock["h100-pcie"] == pytest.approx(left**0.5 * 989.4 * 114 / 132 / 756.5, rel=2e-3)
+    assert clock["h100-sxm"] == clock["h200-sxm"] == pytest.approx(1.0, rel=1e-4)
+
+
+def test_long_products_run_at_the_power_limit(devices: dict[str, Device]) -> None:
+    """At least their FLOPs over the rate that the board keeps up, however good the tiles."""
+    for name in ("h100-sxm", "h100-sxm-hbm2e-96gb"):
+        device = devices[name]
+        limit = steady("half", device, constants_for(device))
+        time = BACKEND.estimate(KernelTable.of([specs.matmul(device, "bf16", 32768, 32768, 32768)]), device).time_s[0]
+        assert limit is not None
+        assert time == pytest.approx(2 * 32768**3 / (limit * device.peak("bf16").value), rel=0.01)
+    assert steady("tf32", device, constants_for(device)) is None
 
 
 def test_launches_cost_less_with_every_architecture(devices: dict[str, Device]) -> None:
