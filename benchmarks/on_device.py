@@ -153,14 +153,20 @@ def validate(program: Program, on: str, out: Path) -> str:
 
 
 def run(chosen: list[Program], on: str, device: str, out: Path, until: float) -> None:
-    """Predictions of all first, then measurements until the time is up."""
+    """Predictions of all first, then measurements until the time is up; what cannot be made is said and left out."""
     from stablecast.ir.errors import StablecastError
 
+    expected = (StablecastError, ImportError, RuntimeError, ValueError)
     platform = "cpu" if device == "cpu" else "cuda"
+    left: list[Program] = []
     for program in chosen:
-        predict(program, on, platform, out)
-    print(f"{len(chosen)} predictions are written to {out}", flush=True)
-    for program in chosen:
+        try:
+            predict(program, on, platform, out)
+            left.append(program)
+        except expected as error:
+            print(f"{program.name} is left out: {' '.join(str(error).split())[:200]}", flush=True)
+    print(f"{len(left)} predictions are written to {out}", flush=True)
+    for program in left:
         if (out / f"{program.name}.validation.json").exists():
             continue
         if time.monotonic() > until:
@@ -170,7 +176,7 @@ def run(chosen: list[Program], on: str, device: str, out: Path, until: float) ->
             if not (out / f"{program.name}.medians.json").exists():
                 measure(program, device, out)
             print(validate(program, on, out), flush=True)
-        except (StablecastError, RuntimeError) as error:
+        except expected as error:
             print(f"{program.name}: {' '.join(str(error).split())[:200]}")
 
 

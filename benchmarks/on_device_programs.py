@@ -286,14 +286,16 @@ def _torch_models(sizes: Sizes, dtype: Any) -> list[Program]:
 def _gpt2(layers: int, width: int, heads: int, sequence: int, dtype: Any, device: str) -> Any:
     """Hugging Face's GPT-2, of which the logits are taken."""
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=layers, n_embd=width, n_head=heads, n_positions=max(sequence, 64), use_cache=False)
+    from stablecast.validation.suites.captures import import_models
+
+    hub = import_models("transformers")
+    config = hub.GPT2Config(n_layer=layers, n_embd=width, n_head=heads, n_positions=max(sequence, 64), use_cache=False)
 
     class Logits(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = GPT2LMHeadModel(config)
+            self.model = hub.GPT2LMHeadModel(config)
 
         def forward(self, tokens: Any) -> Any:
             return self.model(tokens).logits

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -55,3 +56,22 @@ def test_rehearsal_predicts_first_and_resumes(
     capsys.readouterr()
     on_device.main(command)
     assert capsys.readouterr().out.splitlines() == [f"2 predictions are written to {tmp_path}"]
+
+
+def test_a_program_that_cannot_be_made_is_left_out(
+    on_device: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A package that does not load must not cost the hour on the device: the others go on."""
+
+    def absent(_: str) -> None:
+        raise ImportError("No module named 'transformers'")
+
+    whole = next(one for one in on_device.jax_programs(on_device.TINY) if one.name == "jax_gemm_64")
+    broken = replace(whole, name="torch_gpt2", capture=absent)
+    monkeypatch.setattr(on_device, "programs", lambda _: [broken, whole])
+    on_device.main(["--cpu-rehearsal", "--minutes", "0", "--out", str(tmp_path)])
+    assert capsys.readouterr().out.splitlines() == [
+        "torch_gpt2 is left out: No module named 'transformers'",
+        f"1 predictions are written to {tmp_path}",
+        "time is up before jax_gemm_64; run again to go on",
+    ]
