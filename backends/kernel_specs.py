@@ -245,6 +245,27 @@ def moe(
     )
 
 
+def grouped(device: Device, element: str, groups: int, m: int, n: int, k: int) -> KernelRow:
+    """Products of `groups` groups of rows, m rows in all, each group's with a k x n matrix of its own."""
+    kind = dtype(element)
+    return KernelRow(
+        klass=KernelClass.MOE,
+        math=math_mode(element, device),
+        in_dtype=kind.name,
+        out_dtype=kind.name,
+        batch=1,
+        m=m,
+        n=n,
+        k=k,
+        experts=groups,
+        inputs=2,
+        elems=m * n,
+        matmul_flops=2.0 * m * n * k,
+        bytes_read=float(kind.nbytes(m * k + groups * n * k)),
+        bytes_written=float(kind.nbytes(m * n)),
+    )
+
+
 def embedding(device: Device, element: str, m: int, n: int) -> KernelRow:
     """Rows of n elements of a table, one for each of m tokens; a gather reads the rows that it wants only."""
     kind = dtype(element)

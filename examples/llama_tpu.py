@@ -4,7 +4,7 @@
     python examples/llama_tpu.py
 
 Parameters and AdamW's moments are float32 and split over all devices on their model width; products run in bfloat16.
-The layers are stacked and looped over, and each keeps its input only.
+The layers are stacked and looped over, and each keeps its input only, or also what attention mixed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from llama import adamw, cross_entropy, init, one_hot, rms_norm, rope
 
@@ -27,7 +28,7 @@ SIZES = {  # name: (width, layers, heads, key heads, mlp width)
     "70b": (8192, 80, 64, 8, 28672),
     "405b": (16384, 126, 128, 8, 53248),
 }
-HEAD_DIM, RATE = 128, 3e-5
+HEAD_DIM, RATE, FAR = 128, 3e-5, 1e30
 
 
 def make_args(
@@ -50,7 +51,7 @@ def make_args(
     width, depth, heads, groups, hidden = SIZES[size]
     depth = layers or depth
     mesh = AbstractMesh((fsdp, context), ("fsdp", "context")) if context > 1 else AbstractMesh((fsdp,), ("fsdp",))
-    leaf = partial(_leaf, mesh if mesh.size > 1 else None)
+    leaf = partial(leaf_of, mesh if mesh.size > 1 else None)
     layer = {
         "attention_norm": leaf((depth, width)),
         "query": leaf((depth, width, heads, HEAD_DIM), None, "fsdp"),
@@ -78,20 +79,32 @@ def make_args(
 @partial(jax.jit, donate_argnums=0)
 def train_step(state: Tree, batch: Tree) -> tuple[Tree, Array]:
     """The next state and the loss: forward, backward and AdamW."""
-    loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
+    return step(jax.checkpoint_policies.nothing_saveable, state, batch)
+
+
+@stablecast.workload(args=make_args)
+@partial(jax.jit, donate_argnums=0)
+def train_step_keeping_context(state: Tree, batch: Tree) -> tuple[Tree, Array]:
+    """As `train_step`; layers also keep what attention mixed, so that it does not run again."""
+    return step(jax.checkpoint_policies.save_only_these_names("context"), state, batch)
+
+
+def step(policy: Any, state: Tree, batch: Tree) -> tuple[Tree, Array]:
+    """A step of which layers keep what `policy` says."""
+    loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch, policy)
     with stablecast.region("optimizer"):
         params, adam = adamw(state["params"], grads, state["adam"], jnp.float32(RATE))
     return {"params": params, "adam": adam}, loss
 
 
-def loss_fn(params: Tree, batch: Tree) -> Array:
+def loss_fn(params: Tree, batch: Tree, policy: Any = jax.checkpoint_policies.nothing_saveable) -> Array:
     """Mean cross entropy in nats."""
     tokens = batch["inputs"]
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     with stablecast.region("embed"):
         hot = one_hot(tokens, params["embedding"].shape[0], jnp.bfloat16)
         x = jnp.einsum("btv,vd->btd", hot, narrow(params["embedding"]))
-    layer = jax.checkpoint(block, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False)
+    layer = jax.checkpoint(block, policy=policy, prevent_cse=False)
     with stablecast.region("layers"):
         x = lax.scan(lambda x, weights: (layer(weights, x, positions), None), split(x), params["layers"])[0]
     with stablecast.region("logits"):
@@ -135,21 +148,26 @@ def block(layer: Tree, x: Array, positions: Array) -> Array:
 
 
 def attention(layer: Tree, x: Array, positions: Array) -> Array:
-    """Causal attention, several query heads to a key head."""
+    """Causal attention, several query heads to a key head.
+
+    The barrier keeps the mask in the layer: a scan would make it once for all layers, as large as the scores.
+    """
     query = rope(jnp.einsum("btd,dhk->bthk", x, layer["query"]), positions)
     key = whole(rope(jnp.einsum("btd,dhk->bthk", x, layer["key"]), positions))
     value = whole(jnp.einsum("btd,dhk->bthk", x, layer["value"]))
     query = query.reshape(*query.shape[:2], key.shape[2], -1, HEAD_DIM)
     scores = jnp.einsum("btghk,bsgk->bghts", query, key).astype(jnp.float32) / HEAD_DIM**0.5
-    causal = jnp.tril(jnp.ones(scores.shape[3:], bool))
-    weights = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1).astype(x.dtype)
-    mixed = jnp.einsum("bghts,bsgk->btghk", weights, value)
+    at, _ = lax.optimization_barrier((jnp.arange(x.shape[1]), query))
+    hidden = ((at[:, None] >= at[None, :]).astype(jnp.float32) - 1) * FAR
+    weights = jax.nn.softmax(scores + hidden, axis=-1).astype(x.dtype)
+    mixed = checkpoint_name(jnp.einsum("bghts,bsgk->btghk", weights, value), "context")
     return jnp.einsum("bthk,hkd->btd", mixed.reshape(*x.shape[:2], -1, HEAD_DIM), layer["out"])
 
 
-def _leaf(
+def leaf_of(
     mesh: AbstractMesh | None, shape: tuple[int, ...], *axes: Any, dtype: Any = jnp.float32
 ) -> jax.ShapeDtypeStruct:
+    """The shape of a leaf, one mesh axis (or several, or none) for each of its first dimensions."""
     sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(*axes))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 

@@ -3,10 +3,10 @@
     stablecast predict examples/moe_tpu.py:train_step --set fsdp=64 --set outer=2 --on tpu-v7x:128 --attention flash
     python examples/moe_tpu.py
 
-Tokens of a sequence are sorted by expert, and every expert takes equally many of them (a balanced router; none are
-dropped), so that experts are products over whole groups of tokens. Parameters and AdamW's moments are float32 and split
-over all devices; products run in bfloat16. Layers are looped over and keep their
-input only. Biases, attention sinks, the multi-token head and the balance loss are left out.
+Each device sorts its tokens by expert, and experts are products over groups of rows (none are dropped). Parameters and
+AdamW's moments are float32 and split over all devices; products run in bfloat16. Layers are looped over and keep their
+input only, or also what attention mixed. Biases and sinks of attention, the multi-token head and the balance loss are
+left out.
 """
 
 from __future__ import annotations
@@ -17,22 +17,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from llama import adamw, cross_entropy, init, one_hot, rms_norm, rope
 
 import stablecast
 
 Tree = Any
+Axes = str | tuple[str, ...] | None
 RATE = 3e-5
-DATA = ("fsdp", "outer")
+FAR = 1e30
+LIMIT = 7.0
+DATA = ("fsdp", "outer", "expert")
+WIDE = ("fsdp", "expert")
+EXPERT_PARTS = ("wi_0", "wi_1", "wo", "wi_0_bias", "wi_1_bias", "wo_bias")
 
 
 class Size(NamedTuple):
     """A model. `window`: positions that every other layer looks back on, 0 for all in all layers.
 
     With `latent`, queries and keys come from `query_rank` and `key_rank` dimensions and have `rotary` positional ones
-    beside `head` others. `dense`: leading layers with one mlp of `dense_hidden`; `shared`: hidden width of an expert
-    that all tokens take.
+    beside `head` others. `bias`: whether experts have biases and clip what they gate. `dense`: leading layers with one
+    mlp of `dense_hidden`; `shared`: hidden width of an expert that all tokens take.
     """
 
     width: int
@@ -45,6 +51,7 @@ class Size(NamedTuple):
     hidden: int
     vocab: int
     window: int = 0
+    bias: bool = False
     latent: bool = False
     query_rank: int = 0
     key_rank: int = 0
@@ -55,7 +62,7 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "gpt-oss-120b": Size(2880, 36, 64, 8, 64, 128, 4, 2880, 201088, window=128),
+    "gpt-oss-120b": Size(2880, 36, 64, 8, 64, 128, 4, 2880, 201088, window=128, bias=True),
     "deepseek-v3": Size(
         *(7168, 61, 128, 128, 128, 256, 8, 2048, 129280),
         latent=True,
@@ -70,7 +77,12 @@ SIZES = {
 
 
 def make_args(
-    size: str = "gpt-oss-120b", batch: int | None = None, seq: int = 8192, fsdp: int = 1, outer: int = 1
+    size: str = "gpt-oss-120b",
+    batch: int | None = None,
+    seq: int = 8192,
+    fsdp: int = 1,
+    outer: int = 1,
+    expert: int = 1,
 ) -> tuple[Tree, Tree]:
     """The arguments of `train_step` as shapes: `(state, batch)`.
 
@@ -79,21 +91,23 @@ def make_args(
         batch: sequences over all devices; one a device unless given.
         fsdp, outer: devices that everything is split over, one dimension of a matrix by each; with one device nothing
             carries a sharding.
+        expert: devices that have a part of the experts each, and split everything else as `fsdp` does.
     """
     model = SIZES[size]
-    mesh = AbstractMesh((fsdp, outer), DATA) if fsdp * outer > 1 else None
+    devices = fsdp * outer * expert
+    mesh = AbstractMesh((fsdp, outer, expert), DATA) if devices > 1 else None
     leaf = partial(_leaf, mesh)
     stacks = {"layers": _layer(leaf, model, model.layers - model.dense, model.experts)}
     if model.dense:
         stacks["dense"] = _layer(leaf, model, model.dense, 0)
     params = {
-        "embedding": leaf((model.vocab, model.width), "fsdp", "outer"),
+        "embedding": leaf((model.vocab, model.width), "outer", WIDE),
         "final_norm": leaf((model.width,)),
-        "logits": leaf((model.width, model.vocab), "outer", "fsdp"),
+        "logits": leaf((model.width, model.vocab), WIDE, "outer"),
         **stacks,
     }
     state = {"params": params, "adam": {"count": leaf((), dtype=jnp.int32), "mu": params, "nu": params}}
-    tokens = leaf((fsdp * outer if batch is None else batch, seq), DATA, dtype=jnp.int32)
+    tokens = leaf((devices if batch is None else batch, seq), DATA, dtype=jnp.int32)
     return state, {"inputs": tokens, "targets": tokens}
 
 
@@ -101,27 +115,39 @@ def make_args(
 @partial(jax.jit, donate_argnums=0)
 def train_step(state: Tree, batch: Tree) -> tuple[Tree, Array]:
     """The next state and the loss: forward, backward and AdamW."""
-    loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
+    return step(jax.checkpoint_policies.nothing_saveable, state, batch)
+
+
+@stablecast.workload(args=make_args)
+@partial(jax.jit, donate_argnums=0)
+def train_step_keeping_context(state: Tree, batch: Tree) -> tuple[Tree, Array]:
+    """As `train_step`; layers also keep what attention mixed, so that it does not run again."""
+    return step(jax.checkpoint_policies.save_only_these_names("context"), state, batch)
+
+
+def step(policy: Any, state: Tree, batch: Tree) -> tuple[Tree, Array]:
+    """A step of which layers keep what `policy` says."""
+    loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch, policy)
     with stablecast.region("optimizer"):
         params, adam = adamw(state["params"], grads, state["adam"], jnp.float32(RATE))
     return {"params": params, "adam": adam}, loss
 
 
-def loss_fn(params: Tree, batch: Tree) -> Array:
+def loss_fn(params: Tree, batch: Tree, policy: Any = jax.checkpoint_policies.nothing_saveable) -> Array:
     """Mean cross entropy in nats."""
     model = _model(params)
     tokens = batch["inputs"]
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     with stablecast.region("embed"):
         hot = one_hot(tokens, params["embedding"].shape[0], jnp.bfloat16)
-        x = jnp.einsum("btv,vd->btd", hot, narrow(params["embedding"], ("fsdp", "outer")))
+        x = jnp.einsum("btv,vd->btd", hot, narrow(params["embedding"], ("outer", WIDE)))
     with stablecast.region("layers"):
-        x = _looped(partial(block, model), split(x), params["dense"], positions) if model.dense else split(x)
+        x = _looped(policy, partial(block, model), split(x), params["dense"], positions) if model.dense else split(x)
         if model.window:
             params = {**params, "layers": jax.tree.map(_in_pairs, params["layers"])}
-        x = _looped(partial(pair if model.window else block, model), x, params["layers"], positions)
+        x = _looped(policy, partial(pair if model.window else block, model), x, params["layers"], positions)
     with stablecast.region("logits"):
-        table = narrow(params["logits"], ("outer", "fsdp"))
+        table = narrow(params["logits"], (WIDE, "outer"))
         logits = jnp.einsum("btd,dv->btv", rms_norm(x, narrow(params["final_norm"], ())), table)
     with stablecast.region("loss"):
         return cross_entropy(logits, batch["targets"], jnp.ones(tokens.shape, bool))
@@ -133,8 +159,8 @@ def _model(params: Tree) -> Size:
     return next(size for size in SIZES.values() if (size.vocab, size.width) == (vocab, width))
 
 
-def _looped(body: Any, x: Array, layers: Tree, positions: Array) -> Array:
-    layer = jax.checkpoint(body, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False)
+def _looped(policy: Any, body: Any, x: Array, layers: Tree, positions: Array) -> Array:
+    layer = jax.checkpoint(body, policy=policy, prevent_cse=False)
     return lax.scan(lambda x, weights: (layer(weights, x, positions), None), x, layers)[0]
 
 
@@ -155,7 +181,7 @@ def block(model: Size, layer: Tree, x: Array, positions: Array, window: int = 0)
     with stablecast.region("attention"):
         y = rms_norm(x, layer["attention_norm"])
         made = latent(model, layer, y, positions) if model.latent else grouped(layer, y, positions)
-        mixed = windowed(*made, window) if window else causal(*made)
+        mixed = checkpoint_name(causal(*made, window), "context")
         x = x + jnp.einsum("bthk,hkd->btd", mixed, layer["out"])
     with stablecast.region("mlp"):
         y = rms_norm(x, layer["mlp_norm"])
@@ -188,51 +214,78 @@ def latent(model: Size, layer: Tree, x: Array, positions: Array) -> tuple[Array,
     return query, key, both[..., model.head :]
 
 
-def causal(query: Array, key: Array, value: Array) -> Array:
-    """Causal attention."""
+def causal(query: Array, key: Array, value: Array, window: int = 0) -> Array:
+    """Causal attention, to the last `window` positions unless that is 0.
+
+    The barrier keeps the mask in the layer: a scan would make it once for all layers, as large as the scores.
+    """
     scores = jnp.einsum("bthk,bshk->bhts", query, key).astype(jnp.float32) / query.shape[-1] ** 0.5
-    mask = jnp.tril(jnp.ones(scores.shape[2:], bool))
-    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1).astype(query.dtype)
+    at, _ = lax.optimization_barrier((jnp.arange(query.shape[1]), query))
+    seen = at[:, None] >= at[None, :]
+    if window:
+        seen &= at[:, None] - at[None, :] < window
+    hidden = (seen.astype(jnp.float32) - 1) * FAR
+    weights = jax.nn.softmax(scores + hidden, axis=-1).astype(query.dtype)
     return jnp.einsum("bhts,bshk->bthk", weights, value)
 
 
-def windowed(query: Array, key: Array, value: Array, window: int) -> Array:
-    """Causal attention to the last `window` positions: blocks of queries see their own keys and those before."""
-    batch, seq, heads, size = query.shape
-    blocks = (batch * seq // window, window, heads, size)
-    before = [jnp.pad(part, ((0, 0), (window, 0), (0, 0), (0, 0)))[:, :seq].reshape(blocks) for part in (key, value)]
-    query, key, value = (part.reshape(blocks) for part in (query, key, value))
-    key, value = (jnp.concatenate([old, own], axis=1) for old, own in zip(before, (key, value), strict=True))
-    scores = jnp.einsum("bthk,bshk->bhts", query, key).astype(jnp.float32) / size**0.5
-    ahead = jnp.arange(2 * window)[None, :] - jnp.arange(window)[:, None]
-    first = jnp.arange(blocks[0]) % (seq // window) == 0
-    own = jnp.arange(2 * window) >= window
-    mask = ((ahead > 0) & (ahead <= window)) & (own | ~first[:, None])[:, None, None, :]
-    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1).astype(query.dtype)
-    return jnp.einsum("bhts,bshk->bthk", weights, value).reshape(batch, seq, heads, size)
-
-
 def routed(model: Size, layer: Tree, x: Array) -> Array:
-    """Every token's best experts, each with its weight."""
-    batch, seq, width = x.shape
-    scores = jnp.einsum("btd,de->bte", x, layer["router"]).astype(jnp.float32)
-    chosen = jnp.argsort(lax.stop_gradient(-scores), axis=-1)[..., : model.top]
-    weights = jax.nn.softmax(jnp.take_along_axis(scores, chosen, axis=-1), axis=-1).astype(x.dtype)
-    order = jnp.argsort(chosen.reshape(batch, seq * model.top), axis=-1)
-    back = jnp.argsort(order, axis=-1)
-    copies = jnp.broadcast_to(x[:, :, None], (batch, seq, model.top, width)).reshape(batch, seq * model.top, width)
-    sent = moved(copies, order, back).reshape(batch, model.experts, -1, width)
-    gate = jnp.einsum("becd,edf->becf", sent, layer["wi_0"])
-    up = jnp.einsum("becd,edf->becf", sent, layer["wi_1"])
-    done = jnp.einsum("becf,efd->becd", jax.nn.silu(gate) * up, layer["wo"])
-    returned = moved(done.reshape(batch, seq * model.top, width), back, order).reshape(batch, seq, model.top, width)
-    return jnp.sum(returned * weights[..., None], axis=2)
+    """Every token's best experts, each with its weight; each device sorts its own tokens."""
+    scores = jnp.einsum("btd,de->bte", x, layer["router"])
+    mesh = jax.typeof(x).sharding.mesh
+    names = [name for name in EXPERT_PARTS if name in layer]
+    parts = [layer[name] for name in names]
+    if mesh.empty:
+        return experts(model, names, 1, x, scores, *parts)
+    split = PartitionSpec(DATA)
+    over = PartitionSpec("expert") if mesh.shape["expert"] > 1 else PartitionSpec()
+    body = partial(experts, model, names, mesh.shape["expert"])
+    specs = (split, split, *[over] * len(parts))
+    return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=split)(x, scores, *parts)
+
+
+def experts(model: Size, names: list[str], spread: int, x: Array, scores: Array, *parts: Array) -> Array:
+    """The experts' results for one device's tokens, from rows sorted by expert.
+
+    `spread`: devices that have a part of the experts each; rows go to them and back, as many to each of them.
+    """
+    layer = dict(zip(names, parts, strict=True))
+    best, chosen = lax.top_k(scores.astype(jnp.float32), model.top)
+    weights = jax.nn.softmax(best, axis=-1)
+    width, flat = x.shape[-1], chosen.reshape(-1)
+    order = jnp.argsort(flat)
+    copies = jnp.repeat(x.reshape(-1, width), model.top, axis=0)
+    sent, expert = moved(copies, order, jnp.argsort(order)), flat[order]
+    if spread > 1:
+        expert = lax.all_to_all(expert, "expert", 0, 0, tiled=True) % (model.experts // spread)
+        sent = lax.all_to_all(sent, "expert", 0, 0, tiled=True)
+        own = jnp.argsort(expert)
+        sent, expert = moved(sent, own, jnp.argsort(own)), expert[own]
+    sizes = jnp.bincount(expert, length=model.experts // spread).astype(jnp.int32)
+    gate, up = (
+        lax.ragged_dot(sent, layer[name], sizes) + (layer[name + "_bias"][expert] if model.bias else 0)
+        for name in ("wi_0", "wi_1")
+    )
+    done = lax.ragged_dot(activated(model, gate, up), layer["wo"], sizes)
+    done = done + (layer["wo_bias"][expert] if model.bias else 0)
+    if spread > 1:
+        done = lax.all_to_all(moved(done, jnp.argsort(own), own), "expert", 0, 0, tiled=True)
+    returned = moved(done, jnp.argsort(order), order).reshape(*chosen.shape, width).astype(jnp.float32)
+    return jnp.sum(returned * weights[..., None], axis=2).astype(x.dtype)
+
+
+def activated(model: Size, gate: Array, up: Array) -> Array:
+    """SwiGLU; with biases as in GPT-OSS, which clips both sides."""
+    if not model.bias:
+        return jax.nn.silu(gate) * up
+    gate, up = jnp.minimum(gate, LIMIT), jnp.clip(up, -LIMIT, LIMIT)
+    return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
 
 
 @jax.custom_vjp
 def moved(rows: Array, order: Array, back: Array) -> Array:
-    """Rows of every sequence in `order`; `back` undoes it, which is also the gradient."""
-    return jnp.take_along_axis(rows, order[..., None], axis=1)
+    """Rows in `order`; `back` undoes it, which is also the gradient."""
+    return rows[order]
 
 
 def _moved(rows: Array, order: Array, back: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -254,23 +307,28 @@ def mlp(layer: Tree, x: Array) -> Array:
     return jnp.einsum("btf,fd->btd", jax.nn.silu(gate) * up, layer["wo"])
 
 
-def axes_of(name: str, rank: int) -> tuple[str | None, ...]:
-    """Mesh axes of the dimensions of one layer's weights."""
+def axes_of(name: str, rank: int) -> tuple[Axes, ...]:
+    """Mesh axes of the dimensions of one layer's weights; of the experts' where `name` is in `EXPERT_PARTS`."""
+    if name in EXPERT_PARTS and rank == 3:
+        return ("expert", "outer", "fsdp") if name == "wo" else ("expert", "fsdp", "outer")
+    if name in EXPERT_PARTS and name.endswith("_bias"):
+        return ("expert", None)
     if rank == 1:
         return ()
-    if name == "out" or (name == "wo" and rank == 2):
-        return ("outer", *[None] * (rank - 2), "fsdp")
-    return ("fsdp", "outer", *[None] * (rank - 2))
+    if name in ("out", "wo"):
+        return ("outer", *[None] * (rank - 2), WIDE)
+    return (WIDE, "outer", *[None] * (rank - 2))
 
 
-def narrow(weights: Array, axes: tuple[str | None, ...]) -> Array:
-    """Weights as products take them: first narrower, then whole on every device."""
+def narrow(weights: Array, axes: tuple[Axes, ...]) -> Array:
+    """Weights as products take them: first narrower, then whole on every device, but for the experts' own axis."""
     made = weights.astype(jnp.bfloat16)
     mesh = jax.typeof(weights).sharding.mesh
     if mesh.empty:
         return made
     made = lax.with_sharding_constraint(made, NamedSharding(mesh, PartitionSpec(*axes)))
-    return lax.with_sharding_constraint(made, NamedSharding(mesh, PartitionSpec()))
+    kept = PartitionSpec("expert") if axes[:1] == ("expert",) else PartitionSpec()
+    return lax.with_sharding_constraint(made, NamedSharding(mesh, kept))
 
 
 def split(x: Array) -> Array:
@@ -304,12 +362,13 @@ def _layer(leaf: Any, model: Size, depth: int, experts: int) -> Tree:
         return {**layer, "shared": _mlp(leaf, depth, width, model.dense_hidden)}
     if model.shared:
         layer["shared"] = _mlp(leaf, depth, width, model.shared)
-    return layer | {
-        "router": leaf((depth, width, experts), *into),
-        "wi_0": leaf((depth, experts, width, model.hidden), *into),
-        "wi_1": leaf((depth, experts, width, model.hidden), *into),
-        "wo": leaf((depth, experts, model.hidden, width), *into),
-    }
+    layer["router"] = leaf((depth, width, experts), *into)
+    ends = {"wi_0": (width, model.hidden), "wi_1": (width, model.hidden), "wo": (model.hidden, width)}
+    for name, sizes in ends.items():
+        layer[name] = leaf((depth, experts, *sizes), None, *axes_of(name, 3))
+        if model.bias:
+            layer[name + "_bias"] = leaf((depth, experts, sizes[1]), None, *axes_of(name + "_bias", 2))
+    return layer
 
 
 def _mlp(leaf: Any, depth: int, width: int, hidden: int) -> Tree:
@@ -326,7 +385,7 @@ def _leaf(
 
 def main() -> None:
     """Run tiny ones and print their losses."""
-    SIZES["grouped"] = Size(64, 2, 4, 2, 16, 4, 2, 32, 128, window=8)
+    SIZES["grouped"] = Size(64, 2, 4, 2, 16, 4, 2, 32, 128, window=8, bias=True)
     SIZES["latent"] = Size(
         *(64, 3, 4, 4, 16, 4, 2, 32, 96), latent=True, query_rank=24, key_rank=16, rotary=8, dense=1, dense_hidden=96
     )

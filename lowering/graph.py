@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from stablecast.ir.accounting.context import Context
 from stablecast.ir.accounting.values import OpWork
@@ -44,7 +45,8 @@ class Graph:
     that holds node i, -1 if none does, `fusions` these fusions by number. `unit_of[i]`: number (in `units`) of the
     outermost composite that node i comes from, -1 if it comes from none. `place[i]`: place among the block's own ops of
     the one that node i comes from. `live[i]`: whether anything needs node i. `near`: values in memory on chip, which no
-    kernel reads from or writes to device memory.
+    kernel reads from or writes to device memory. `literals`: the whole numbers that constants are. `positions`: values
+    from around a region that an iota there made.
     """
 
     ops: list[Op] = field(default_factory=list[Op])
@@ -68,6 +70,8 @@ class Graph:
     place: list[int] = field(default_factory=list[int])
     live: list[bool] = field(default_factory=list[bool])
     near: set[int] = field(default_factory=set[int])
+    literals: dict[int, int] = field(default_factory=dict[int, int])
+    positions: set[int] = field(default_factory=set[int])
 
     def new_value(self, kind: ValueType, producer: int, weightless: bool = False) -> int:
         self.types.append(kind)
@@ -86,6 +90,7 @@ class Graph:
         return self.ops[node].location
 
 
+IOTA: Final = "stablehlo.iota"
 Env = dict[int, int | tuple[int, ...]]
 """Value ids of a block -> values of the graph; a tuple value -> those of its parts."""
 
@@ -189,7 +194,10 @@ class _Builder:
         held = op.attrs.get("value")
         for result, kind in zip(op.results, op.result_types, strict=True):
             weightless = _is_literal(held) if held is None or isinstance(held, Dense) else kind.elements <= SMALL
-            env[result] = self._graph.new_value(kind, EXTERNAL, weightless)
+            env[result] = value = self._graph.new_value(kind, EXTERNAL, weightless)
+            scalar = held.scalar if isinstance(held, Dense) else None
+            if isinstance(scalar, int):
+                self._graph.literals[value] = scalar
 
     def _call(self, op: Op, env: Env, scope: str) -> None:
         outer = join_scopes(scope, op.location.scope)
@@ -307,7 +315,10 @@ class _Builder:
         self._mark(graph)
         graph.scopes.append(join_scopes(scope, op.location.scope))
         captured: dict[int, None] = {}
-        graph.bodies[node] = tuple(self._region(region, env, graph.scopes[node], captured) for region in op.regions)
+        carried = op.operands if op.name.endswith(".while") else ()
+        graph.bodies[node] = tuple(
+            self._region(region, env, graph.scopes[node], captured, carried) for region in op.regions
+        )
         graph.captured[node] = tuple(captured)
         graph.inputs.append((*self._values(op.operands, env), *captured))
         outputs: list[int] = []
@@ -317,13 +328,22 @@ class _Builder:
         graph.outputs.append(tuple(outputs))
         self._note_near(op.results, env)
 
-    def _region(self, block: Block, env: Env, scope: str, captured: dict[int, None]) -> Graph:
-        """The graph of a region; outer values that it reads become externals of its own."""
+    def _region(
+        self, block: Block, env: Env, scope: str, captured: dict[int, None], operands: Sequence[int] = ()
+    ) -> Graph:
+        """The graph of a region; outer values that it reads become externals of its own.
+
+        `operands`: what its arguments are at first; those that it hands on as they came are that for good.
+        """
         inner = _Builder(self._program, self._context, self._keep_dead)
         inner._depth = self._depth
         graph = inner._graph
         mapping = _Captures(env, graph, self._graph, captured)
         graph.arguments = inner._bind_arguments(block, mapping)
+        for arg, operand, returned in zip(block.args, operands, block.returns, strict=False):
+            held, own = env[operand], mapping[arg]
+            if arg == returned and isinstance(held, int) and isinstance(own, int):
+                _pass_on(self._graph, held, graph, own)
         inner._append(block, mapping, scope)
         graph.returns = tuple(value for result in block.returns for value in _parts(mapping[result]))
         inner._finish()
@@ -370,7 +390,17 @@ class _Captures(Env):
             self._copies[value] = copied
             if value in outer.near:
                 self._graph.near.add(copied)
+            _pass_on(outer, value, self._graph, copied)
         return self._copies[value]
+
+
+def _pass_on(outer: Graph, value: int, graph: Graph, copied: int) -> None:
+    """What is known of a value of `outer` holds for its copy in the graph of a region."""
+    producer = outer.producer[value]
+    if value in outer.positions or (producer != EXTERNAL and outer.ops[producer].name == IOTA):
+        graph.positions.add(copied)
+    if value in outer.literals:
+        graph.literals[copied] = outer.literals[value]
 
 
 def _is_literal(held: Dense | None) -> bool:

@@ -9,6 +9,8 @@ from stablecast.backends.analytical import winograd
 from stablecast.backends.analytical.constants import Constants
 from stablecast.backends.analytical.rates import MatrixRates, p_norm, steady, sustained
 from stablecast.backends.analytical.tiles import TILES, TileConstants, padded_time, tiled_time
+from stablecast.backends.analytical.tpu_attention import attention_time as tpu_attention_time
+from stablecast.backends.analytical.tpu_grouped import grouped_time
 from stablecast.backends.device import Device
 from stablecast.backends.estimates import BoolArray, FloatArray, TextArray
 from stablecast.ir.kernels import KernelClass, KernelTable
@@ -93,19 +95,19 @@ def parts(rows: Rows, device: Device, constants: Constants) -> tuple[FloatArray,
     vector = _vector_time(rows, device, constants)
     products = rows.executed > 0
     attention = rows.is_group("attention") & products & (rows.table.d > 0)
-    shaped = products & ~attention & (rows.table.m > 0) & (rows.table.n > 0) & (rows.table.k > 0)
-    loose = products & ~attention & ~shaped
+    grouped = (rows.table.klass == KernelClass.MOE) & products & (device.kind == "tpu")
+    shaped = products & ~attention & ~grouped & (rows.table.m > 0) & (rows.table.n > 0) & (rows.table.k > 0)
+    loose = products & ~attention & ~grouped & ~shaped
     if shaped.any():
         compute[shaped] = _product_time(rows, shaped, device, constants)
     _replace_by_winograd(rows, shaped & (rows.family == "fma"), (compute, memory), device, constants)
     if attention.any():
         compute[attention] = _attention_time(rows, attention, device, constants)
+    if grouped.any():
+        compute[grouped] = grouped_time(rows.table, grouped, *_unit_rates(rows, grouped, device, constants), constants)
     compute[loose] = rows.executed[loose] / (constants["loose"] * rows.peak[loose])
-    if device.kind == "tpu":
-        lanes = np.where(attention, vector * _visited_share(rows), vector)
-        compute = p_norm(compute, lanes, constants["overlap"])
-    else:
-        compute = np.maximum(compute, np.where(attention, 0.0, vector))
+    beside = np.where(attention, 0.0, vector)
+    compute = p_norm(compute, beside, constants["overlap"]) if device.kind == "tpu" else np.maximum(compute, beside)
     if device.kind == "gpu":
         compute = np.maximum(compute, _waiting_time(rows, constants))
     extra = np.where(rows.is_group("attention"), constants["attention.extra"], 0.0)
@@ -137,14 +139,6 @@ def ranges(rows: Rows, constants: Constants) -> tuple[FloatArray, FloatArray]:
 def _by_group(rows: Rows, constants: Constants, prefix: str) -> FloatArray:
     values = np.array([constants[f"{prefix}.{name}"] for name in GROUPS])
     return values[rows.group.astype(np.int64)]
-
-
-def _visited_share(rows: Rows) -> FloatArray:
-    """Share of the scores that a mask leaves: what lies before the causal edge and in the window."""
-    table = rows.table
-    queries, keys = np.maximum(table.sq, 1).astype(np.float64), np.maximum(table.skv, 1).astype(np.float64)
-    share = np.where(table.causal > 0, np.maximum(1.0 - (queries - 1.0) / (2.0 * keys), 0.0), 1.0)
-    return np.where(table.window > 0, np.minimum(share, table.window / keys), share)
 
 
 def _vector_time(rows: Rows, device: Device, constants: Constants) -> FloatArray:
@@ -255,16 +249,24 @@ def _array_edge(device: Device) -> float:
     return float(label.text.split("x")[0]) if label else 128.0
 
 
+def _unit_rates(rows: Rows, mask: BoolArray, device: Device, constants: Constants) -> tuple[FloatArray, float, float]:
+    """Of a TPU: FLOP/s that its arrays sustain for each row, operations/s of its lanes, and the arrays' edge."""
+    found = np.array([sustained(str(name), device, constants) for name in rows.family[mask]])
+    return found * rows.peak[mask], constants["vector"] * device.vector_rate("f32").value, _array_edge(device)
+
+
 def _at_least_one(rows: Rows, name: str, mask: BoolArray) -> FloatArray:
     return np.maximum(np.asarray(getattr(rows.table, name)[mask], dtype=np.float64), 1.0)
 
 
 def _attention_time(rows: Rows, mask: BoolArray, device: Device, constants: Constants) -> FloatArray:
-    """Flash attention in blocks of queries, in waves over the cores.
+    """Flash attention in blocks of queries, in waves over the cores; on a TPU as `tpu_attention` has it.
 
     A block holds 128 queries of one head (or all queries that share a key head, where they are fewer) and visits keys
     in steps of 128, under a causal mask up to its last query; beside its products it costs a fixed time.
     """
+    if device.kind == "tpu":
+        return tpu_attention_time(rows.table, mask, *_unit_rates(rows, mask, device, constants), constants)
     batch, queries, keys, hq, hkv, d = (_at_least_one(rows, name, mask) for name in _ATTENTION_COLUMNS)
     hkv = np.minimum(hkv, hq)
     packed = queries * hq / hkv <= _QUERY_BLOCK

@@ -17,16 +17,15 @@ from stablecast.ir.attributes import DotDims
 from stablecast.ir.types import as_tensor
 from stablecast.lowering.attention_shape import AttentionShape
 from stablecast.lowering.categories import Category
+from stablecast.lowering.execution.attention_mask import is_causal, window_of
 from stablecast.lowering.graph import EXTERNAL, Graph
 
 Factors = tuple[tuple[str, int], ...]
 _SOFT = (Category.LOOP, Category.GENERATOR, Category.REDUCE)
 MAX_ROW_OPS = 64
 """Ops on row statistics that are followed from one attention; what is further away is somebody else's."""
-_ORDERED = frozenset({"GE", "GT", "LE", "LT"})
 _DIVISIONS = frozenset({"stablehlo.divide", "stablehlo.multiply"})
 _TAILS = frozenset({"stablehlo.transpose", "stablehlo.convert"})
-_IOTA_DEPTH = 6
 _NOT_A_MASK = frozenset({"stablehlo.gather", "stablehlo.dynamic_slice", "stablehlo.concatenate", "stablehlo.pad"})
 
 
@@ -337,7 +336,8 @@ class _Finder:
         skv = _product([size for label, size in labels if label[0] == keys])
         held = self._unspread(key) // max(1, count * skv * d)
         shape = AttentionShape(count, hq, max(1, min(hq, held)), sq, skv, d)
-        return replace(shape, causal=int(self._is_causal(nodes)))
+        causal = is_causal(self._graph, nodes)
+        return replace(shape, causal=int(causal), window=window_of(self._graph, nodes) if causal else 0)
 
     def _unspread(self, value: int) -> int:
         """Elements of a key operand before its heads were shared out."""
@@ -348,27 +348,6 @@ class _Finder:
                 break
             value = graph.inputs[graph.producer[value]][0]
         return graph.types[value].elements
-
-    def _is_causal(self, nodes: set[int]) -> bool:
-        """Whether a mask compares positions of queries with positions of keys."""
-        graph = self._graph
-        for node in nodes:
-            op = graph.ops[node]
-            ordered = op.name == "stablehlo.compare" and str(op.attrs.get("comparison_direction")) in _ORDERED
-            if ordered and all(self._counts(value, _IOTA_DEPTH) for value in graph.inputs[node]):
-                return True
-        return False
-
-    def _counts(self, value: int, depth: int) -> bool:
-        graph = self._graph
-        producer = graph.producer[value]
-        if producer == EXTERNAL or not depth:
-            return False
-        if graph.ops[producer].name == "stablehlo.iota":
-            return True
-        if graph.categories[producer] not in (Category.LOOP, Category.GENERATOR):
-            return False
-        return any(self._counts(held, depth - 1) for held in graph.inputs[producer])
 
 
 def split(factors: Sequence[tuple[str, int]], shape: Sequence[int]) -> list[Factors] | None:

@@ -135,17 +135,17 @@ def test_llama_tpu_loss_of_random_weights(example: Example, monkeypatch: pytest.
 
 
 def test_moe_tpu_parameters(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As published, but for biases, sinks and the multi-token head, which the example leaves out."""
+    """As published, but for biases and sinks of attention and the multi-token head, which the example leaves out."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
     moe = example("moe_tpu")
     counts = {size: parameters(moe.make_args(size)[0]) for size in moe.SIZES}
-    left_out = 36 * (128 * (3 * 2880 + 1) + 4096 + 2 * 512 + 2880 + 64)
+    left_out = 36 * (128 + 4096 + 2 * 512 + 2880 + 64)
     assert counts["gpt-oss-120b"] == 116_829_156_672 - left_out
     assert counts["deepseek-v3"] == pytest.approx(671_026_419_200, rel=1e-4)
 
 
 def test_moe_tpu_window_and_routing(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks see what a mask over all positions leaves; rows that moved come back, as their gradients do."""
+    """Attention sees what a mask leaves; rows that moved come back, as their gradients do; experts as one by one."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
     moe = example("moe_tpu")
     query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 16, 2, 8))
@@ -153,12 +153,52 @@ def test_moe_tpu_window_and_routing(example: Example, monkeypatch: pytest.Monkey
     back = jnp.arange(16)[:, None] - jnp.arange(16)[None]
     weights = jax.nn.softmax(jnp.where((back >= 0) & (back < 4), scores, -jnp.inf), axis=-1)
     expected = jnp.einsum("bhts,bshk->bthk", weights, value)
-    np.testing.assert_allclose(moe.windowed(query, key, value, 4), expected, rtol=1e-4, atol=1e-5)
-    rows, order = query[:, :, 0], jnp.argsort(key[:, :, 0, 0], axis=1)
-    inverse = jnp.argsort(order, axis=1)
+    np.testing.assert_allclose(moe.causal(query, key, value, 4), expected, rtol=1e-4, atol=1e-5)
+    rows, order = query[0, :, 0], jnp.argsort(key[0, :, 0, 0])
+    inverse = jnp.argsort(order)
     np.testing.assert_allclose(moe.moved(moe.moved(rows, order, inverse), inverse, order), rows)
     gradient = jax.grad(lambda x: jnp.sum(moe.moved(x, order, inverse) * rows))(rows)
     np.testing.assert_allclose(gradient, moe.moved(rows, inverse, order))
+    x, router = jax.random.normal(jax.random.key(1), (2, 5, 8)), jax.random.normal(jax.random.key(2), (2, 5, 4))
+    parts = [jax.random.normal(jax.random.key(n), (4, *shape)) for n, shape in enumerate(((8, 6), (8, 6), (6, 8)))]
+    names = ["wi_0", "wi_1", "wo"]
+    model = moe.Size(8, 1, 1, 1, 8, 4, 2, 6, 16)
+    best, chosen = jax.lax.top_k(router, 2)
+    gate, up, down = (part[chosen] for part in parts)
+    each = jax.nn.silu(jnp.einsum("btd,btkdf->btkf", x, gate)) * jnp.einsum("btd,btkdf->btkf", x, up)
+    alone = jnp.einsum("btkf,btkfd,btk->btd", each, down, jax.nn.softmax(best, axis=-1))
+    np.testing.assert_allclose(moe.experts(model, names, 1, x, router, *parts), alone, rtol=2e-3, atol=2e-3)
+
+
+def test_gemma_tpu_parameters(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand from MaxText's `gemma4-31b.yml` and `gemma4-e2b.yml`, without the images' part."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    gemma = example("gemma_tpu")
+    vocab, width = 262144, 5376
+    norms = 4 * width + 1
+    local = 2 * width * 32 * 256 + 2 * width * 16 * 256 + 2 * 256 + norms
+    whole = 2 * width * 32 * 512 + width * 4 * 512 + 2 * 512 + norms
+    large = 50 * local + 10 * whole + 60 * 3 * width * 21504 + vocab * width + width
+    width = 1536
+    common = 5 * width + 1 + 2 * width * 256
+    kinds = [(512 if number % 5 == 4 else 256, number < 15) for number in range(35)]
+    small = sum(
+        common + 2 * width * 8 * head + head + own * (2 * width * head + head) + 3 * width * 6144 * (1 if own else 2)
+        for head, own in kinds
+    )
+    small += vocab * (width + 35 * 256) + width * 35 * 256 + width + 256
+    counts = {size: parameters(gemma.make_args(size)[0]) for size in gemma.SIZES}
+    assert counts == {"31b": large, "e2b": small}
+
+
+@pytest.mark.slow
+def test_gemma_tpu_loss_of_random_weights(
+    example: Example, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    example("gemma_tpu").main()
+    losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert losses == pytest.approx([np.log(128), np.log(96)], rel=0.1)
 
 
 @pytest.mark.slow

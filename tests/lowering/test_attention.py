@@ -93,6 +93,33 @@ def test_every_spelling_is_one_kernel(lowered: Lower, settings: dict[str, bool])
     assert row.math == "bf16"
 
 
+@pytest.mark.parametrize(
+    ("seen", "window"),
+    [
+        (lambda q, k: q - k < 48, 48),
+        (lambda q, k: q - k <= 48, 49),
+        (lambda q, k: k - q > -48, 48),
+        (lambda q, k: jax.lax.gt(jnp.full((T, T), 48), q - k), 48),
+        (lambda q, k: q >= k, 0),
+    ],
+)
+def test_window_of_a_mask(lowered: Lower, seen: Any, window: int) -> None:
+    """Whether positions are compared as they are or by their difference, in a loop whose positions lie outside."""
+
+    def layers(q: Any, k: Any, v: Any) -> Any:
+        def layer(q: Any, _: Any) -> Any:
+            at = jnp.arange(T)
+            mask = (at[:, None] >= at[None, :]) & seen(at[:, None], at[None, :])
+            scores = jnp.einsum("bthd,bshd->bhts", q, k) + (mask.astype(jnp.bfloat16) - 1) * 1e30
+            return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores, axis=-1), v), None
+
+        return jax.lax.scan(layer, q, None, length=3)[0]
+
+    shape = bf16(B, T, H, D)
+    (row,) = attention_rows(lowered(layers, shape, shape, shape, target=FLASH))
+    assert (row.causal, row.window) == (1, window)
+
+
 def test_as_written_is_what_xla_does_by_itself(lowered: Lower) -> None:
     shapes = bf16(B, T, H, D), bf16(B, S, H, D), bf16(B, S, H, D)
     assert not attention_rows(lowered(written_out, *shapes))

@@ -1,61 +1,47 @@
-"""How the TPU suite takes attention and layouts."""
+"""How the TPU suite takes layouts, and sequences that devices share."""
 
-from dataclasses import replace
+import pytest
 
 from stablecast.backends.catalogue import Catalogue
-from stablecast.backends.kernel_specs import elementwise, matmul
+from stablecast.backends.kernel_specs import attention, matmul
 from stablecast.ir.device_program import DeviceProgram, Kernel
-from stablecast.ir.kernels import KernelClass, KernelRow, KernelTable
+from stablecast.ir.kernels import KernelTable
 from stablecast.ir.work import SymbolicWork
-from stablecast.validation.suites.tpu_steps import layout, masked_on_chip
+from stablecast.validation.suites.tpu_steps import Model, balanced, layouts
 
 TPU = Catalogue().device("tpu-v5p")
-HEADS, GROUPS, SEQ, SIZE = 8, 2, 512, 128
 
 
-def attention(queries: int, direction: str = "fwd") -> KernelRow:
-    return KernelRow(
-        klass=KernelClass.ATTENTION,
-        batch=3,
-        hq=HEADS,
-        hkv=GROUPS,
-        sq=queries,
-        skv=SEQ,
-        d=SIZE,
-        direction=direction,
-        matmul_flops=8e9,
-        vector_flops=4e6,
-        bytes_read=1e9,
+def test_devices_that_share_a_sequence_see_half_of_its_keys_on_average() -> None:
+    part, alone, product = (
+        attention(TPU, "bf16", 3, 8, 64, 512, 128, hkv=2, causal=1),
+        attention(TPU, "bf16", 3, 8, 512, 512, 128, hkv=2, causal=1),
+        matmul(TPU, "bf16", 512, 512, 128, 8),
     )
+    program = DeviceProgram(
+        "test", (Kernel(0), Kernel(1), Kernel(2)), KernelTable.of([part, alone, product]), SymbolicWork()
+    )
+    shared, *rest = balanced(program, 512).table.rows
+    assert rest == [alone, product]
+    # 64 queries and 288 keys: the first sees 225, the last all, 256.5 on average
+    assert (shared.causal, shared.skv, shared.matmul_flops) == (1, 288, part.matmul_flops * 288 / 512)
+    assert shared.matmul_flops - shared.padded_flops == pytest.approx(part.matmul_flops * 256.5 / 512)
+    assert (shared.bytes_read, shared.bytes_written) == (part.bytes_read, part.bytes_written)
 
 
-def seen(*rows: KernelRow) -> tuple[KernelRow, ...]:
-    program = DeviceProgram("test", tuple(map(Kernel, range(len(rows)))), KernelTable.of(rows), SymbolicWork())
-    return masked_on_chip(program, SEQ).table.rows
+def test_layouts_of_a_dense_model() -> None:
+    """All devices, or several to a sequence; never more than the width or the batch can be split over."""
+    dense = Model("", "", 8192, ("context",))
+    assert layouts(dense, 128, 256) == [{"fsdp": fsdp, "context": 128 // fsdp} for fsdp in (8, 16, 32, 64, 128)]
+    assert layouts(dense, 512, 64) == [{"fsdp": 32, "context": 16}, {"fsdp": 64, "context": 8}]
+    assert layouts(dense, 512, 60) == []
+    assert layouts(Model("", "", 1536), 128, 256) == [{"fsdp": 128}]
 
 
-def test_attention_reads_its_heads_and_masks_cost_nothing() -> None:
-    mask = elementwise(TPU, "bf16", 3 * SEQ, SEQ)
-    product, other = matmul(TPU, "bf16", SEQ, SEQ, SIZE, HEADS), elementwise(TPU, "bf16", SEQ, 100)
-    forward, backward, made, *rest = seen(attention(SEQ), attention(SEQ, "bwd"), mask, product, other)
-    one = 3 * SEQ * SIZE * 2
-    assert (forward.causal, forward.bytes_read, forward.bytes_written) == (1, one * (HEADS + 2 * GROUPS), one * HEADS)
-    assert backward.bytes_read == one * (3 * HEADS + 2 * GROUPS)
-    assert backward.bytes_written == one * (HEADS + 2 * GROUPS)
-    assert (made.bytes_read, made.bytes_written, made.vector_flops) == (0, 0, 0)
-    assert rest == [product, other]
-
-
-def test_devices_that_share_a_sequence_see_half_of_its_keys() -> None:
-    part, window = seen(attention(SEQ // 8), replace(attention(64), skv=128))
-    assert (part.causal, part.skv, part.matmul_flops, part.vector_flops) == (0, SEQ // 2, 4e9, 2e6)
-    assert part.bytes_read == 3 * SIZE * 2 * (HEADS * SEQ // 8 + 2 * GROUPS * SEQ)
-    assert window == replace(attention(64), skv=128)
-
-
-def test_layouts() -> None:
-    assert layout("llama_tpu.py", 128, 256) == {"fsdp": 128}
-    assert layout("llama_tpu.py", 512, 64) == {"fsdp": 64, "context": 8}
-    assert layout("llama_tpu.py", 512, 60) == {}
-    assert layout("moe_tpu.py", 256, 2048) == {"fsdp": 64, "outer": 4}
-    assert layout("moe_tpu.py", 96, 192) == {}
+@pytest.mark.parametrize(("width", "outer"), [(2880, 2), (7168, 1)])
+def test_layouts_of_experts(width: int, outer: int) -> None:
+    """2,880 is 64 x 45: 64 devices split the width, two the other side."""
+    found = layouts(Model("", "", width, ("outer", "expert")), 128, 256)
+    wide = 128 // outer
+    assert found == [{"fsdp": wide // expert, "expert": expert, "outer": outer} for expert in (32, 16, 8, 4, 2, 1)]
+    assert layouts(Model("", "", width, ("outer", "expert")), 128, 100) == []

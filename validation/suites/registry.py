@@ -83,7 +83,7 @@ SUITES: Final[Mapping[str, Suite]] = {
         ),
         Suite(
             "tpu-steps",
-            "TPU training steps: Llama and mixtures of experts on TPU v7x, Llama on v3",
+            "TPU training steps: Llama, Gemma and mixtures of experts on TPU v7x, Llama on v3",
             tpu_steps.run,
             "github.com/AI-Hypercomputer/tpu-recipes, github.com/imec-int/hespas",
             held_out=True,

@@ -136,8 +136,9 @@ def _is_narrow(row: KernelRow, scope: str) -> bool:
 
 
 def _narrowed(row: KernelRow) -> KernelRow:
-    """A product with 8-bit operands."""
-    operands = row.batch * (row.m * row.k + row.k * row.n)
+    """A product with 8-bit operands; of groups of rows each has a matrix, unless the rows are summed over."""
+    matrices = max(row.experts, 1) if row.elems == row.m * row.n else 1
+    operands = row.batch * (row.m * row.k + matrices * row.k * row.n)
     return replace(row, math="fp8_e4m3", in_dtype="f8E4M3FN", bytes_read=max(row.bytes_read - operands, operands))
 
 
@@ -150,5 +151,5 @@ def in_float8(program: DeviceProgram) -> DeviceProgram:
 
 def _is_layer(row: KernelRow) -> bool:
     sizes = (row.m, row.n, row.k)
-    plain = row.klass == KernelClass.MATMUL and row.math == "bf16" and min(sizes) >= _LEAST_LAYER
+    plain = row.klass in (KernelClass.MATMUL, KernelClass.MOE) and row.math == "bf16" and min(sizes) >= _LEAST_LAYER
     return plain and not any(size >= VOCAB // 8 and VOCAB % size == 0 for size in sizes)

@@ -1,24 +1,27 @@
-"""TPU training steps: Llama 3.1 70B, GPT-OSS 120B and DeepSeek-V3 on TPU v7x, and the visible Llama steps on TPU v3.
+"""TPU training steps of MaxText on TPU v7x (Llama 3.1, Gemma 4, GPT-OSS, DeepSeek-V3), and Llama on eight TPU v3 cores.
 
-Rows of tpu-recipes that give sequence length and batch and whose model is a decoder with published sizes; the programs
-are `examples/llama_tpu.py` and `examples/moe_tpu.py`. Their layout is not in the table: everything is fully sharded
-over all devices and every layer runs again (assumptions; to keep the outputs of products would need 220 GB a device),
-tokens are spread evenly over experts, and where there are fewer sequences than devices, several share one.
-MaxText's attention kernel keeps scores on chip and skips what the causal mask hides. 8-bit rows run every product of a
-layer in 8 bits; what casting costs beside it is not counted.
+Rows of tpu-recipes that give sequence length and batch and whose model is a decoder; the programs are
+`examples/llama_tpu.py`, `gemma_tpu.py` and `moe_tpu.py`, with the sizes of MaxText's own model files. Layout and
+recomputation are not in the table (assumption): of the ways that MaxText has to split the devices, and of running
+layers again with or without attention, the fastest whose predicted memory fits is taken, and named in a note. 8-bit
+rows run every product of a layer in 8 bits; what casting costs beside it is not counted. Devices that share a sequence
+have queries of all parts of it (MaxText balances them), half of the keys before each.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from stablecast.backends.layout_search import Ranked, best, rank, splits
+from stablecast.backends.prediction import Prediction
 from stablecast.backends.predictor import Settings, predict_device_program
 from stablecast.frontends.arguments import ArgumentOptions
 from stablecast.frontends.script import capture_script
 from stablecast.ir.device_program import DeviceProgram
 from stablecast.ir.errors import StablecastError
 from stablecast.ir.kernels import KernelClass, KernelRow, KernelTable
+from stablecast.lowering.attention_shape import visible_pairs
 from stablecast.lowering.passes.registry import default_passes, run_passes
 from stablecast.lowering.products import TPU_ARITHMETIC
 from stablecast.validation.suites import hespas
@@ -28,17 +31,37 @@ from stablecast.validation.suites.titan_float8 import in_float8
 
 _RECIPES: Final = "tpu_step_times/tpu_recipes_steps.csv"
 _V3: Final = "hespas/refs/tpuv3_llama3.csv"
-_ATTENTION_BYTES: Final = 2
 _ATTENTION: Final = "flash"
-_EXPERT_AXIS: Final = 64
 _DEVICES: Final[Mapping[str, tuple[str, int]]] = {"v7x (Ironwood)": ("tpu-v7x", 2)}
 """Catalogue's name, and devices a chip."""
-_PROGRAMS: Final[Mapping[str, tuple[str, str]]] = {
-    "llama3.1-70b": ("llama_tpu.py", "70b"),
-    "gpt-oss-120b": ("moe_tpu.py", "gpt-oss-120b"),
-    "deepseek-v3": ("moe_tpu.py", "deepseek-v3"),
+_ENTRIES: Final[Mapping[str, str]] = {
+    "train_step": "layers run again",
+    "train_step_keeping_context": "layers but attention run again",
 }
-"""Example, and size in it."""
+_CONTEXTS: Final = (1, 2, 4, 8, 16)
+_EXPERTS: Final = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """An example, the size in it, its width, and the axes beside `fsdp` that it can split devices over."""
+
+    script: str
+    size: str
+    width: int
+    axes: tuple[str, ...] = ()
+
+
+_MODELS: Final[Mapping[str, Model]] = {
+    "llama3.1-70b": Model("llama_tpu.py", "70b", 8192, ("context",)),
+    "gemma4-31b": Model("gemma_tpu.py", "31b", 5376),
+    "gemma4-2b": Model("gemma_tpu.py", "e2b", 1536),
+    "gpt-oss-120b": Model("moe_tpu.py", "gpt-oss-120b", 2880, ("outer", "expert")),
+    "deepseek-v3": Model("moe_tpu.py", "deepseek-v3", 7168, ("outer", "expert")),
+}
+_LEFT_OUT: Final[Mapping[str, str]] = {"wan2.1-14b": "a diffusion transformer for video, no decoder"}
+Choice = tuple[str, dict[str, int]]
+"""Function of the example, and devices along each of its axes."""
 
 
 def run(data: Data) -> list[Row]:
@@ -50,36 +73,41 @@ def run(data: Data) -> list[Row]:
     return [*rows, *(replace(row, suite="tpu-steps", group="tpu-v3") for row in hespas.table(data, _V3))]
 
 
+def layouts(model: Model, devices: int, batch: int) -> list[dict[str, int]]:
+    """The ways to split `devices`: as many as divide the width over `fsdp` (and `expert`), the rest over another axis.
+
+    Sequences are split over all axes but `context`, and none is left over.
+    """
+    if "expert" in model.axes:
+        wide = max(size for size in _powers(devices) if model.width % size == 0)
+        if batch % devices or devices % wide:
+            return []
+        sizes = {"fsdp": _powers(wide), "expert": _EXPERTS}
+        return [{**axes, "outer": devices // wide} for axes in splits(wide, sizes)]
+    sizes = {"fsdp": [size for size in _powers(devices) if model.width % size == 0 and batch % size == 0]}
+    if "context" in model.axes:
+        sizes["context"] = list(_CONTEXTS)
+    return list(splits(devices, sizes))
+
+
+def _powers(limit: int) -> list[int]:
+    return [1 << exponent for exponent in range(limit.bit_length()) if not limit % (1 << exponent)]
+
+
 def _recipe(data: Data, record: Record) -> list[Row]:
-    script, size = _PROGRAMS.get(record["model"], ("", ""))
     device, per_chip = _DEVICES[record["tpu"]]
-    chips, seq, batch = whole(record, "chips", "seq_len", "global_batch")
-    devices, name = chips * per_chip, f"{record['model']} {record['precision']} s{record['seq_len'].removesuffix('.0')}"
-    axes, folder = layout(script, devices, batch), data.examples
-    why = ""
-    if not size:
-        why = "no program of that model"
-    elif not axes:
-        why = f"{batch} sequences cannot be split over {devices} devices"
-    elif folder is None:
-        why = "the example programs are not at hand"
-    if why or folder is None:
-        data.notes.append(f"tpu-steps: {name} on {chips} chips is left out: {why}")
-        return []
-    settings = [f"size={size}", f"batch={batch}", f"seq={seq}", *(f"{axis}={count}" for axis, count in axes.items())]
+    chips, batch = whole(record, "chips", "global_batch")
+    name = f"{record['model']} {record['precision']} s{record['seq_len'].removesuffix('.0')}"
+    item = f"{name} b{batch} on {chips} chips"
     try:
-        program = masked_on_chip(_captured(folder, script, settings), seq)
-        if record["precision"] == "fp8_full":
-            program = in_float8(program)
-        program = run_passes(program, default_passes(program.exec_model))
-        system = data.catalogue.resolve(f"{device}:{devices}")
-        found = predict_device_program(program, system, Settings(data.choice, {}), name)
+        chosen = _chosen(data, record, f"{device}:{chips * per_chip}", item)
     except StablecastError as error:
         data.notes.append(f"tpu-steps: {name} on {chips} chips is left out: {error.message}")
         return []
-    times = (found.step_time_s, found.step_time_low_s, found.step_time_high_s)
-    item = f"{name} b{batch} on {chips} chips"
-    rounding = half_digit(record["step_s"], 1.0)
+    if isinstance(chosen, str):
+        data.notes.append(f"tpu-steps: {name} on {chips} chips is left out: {chosen}")
+        return []
+    times = (chosen.step_time_s, chosen.step_time_low_s, chosen.step_time_high_s)
     return [
         Row(
             "tpu-steps",
@@ -89,65 +117,71 @@ def _recipe(data: Data, record: Record) -> list[Row]:
             *times,
             group=f"{device} {record['precision']}",
             path="program",
-            rounding_s=rounding,
+            rounding_s=half_digit(record["step_s"], 1.0),
             basis="program",
         )
     ]
 
 
-def _captured(folder: Path, script: str, settings: list[str]) -> DeviceProgram:
+def _chosen(data: Data, record: Record, on: str, item: str) -> Prediction | str:
+    """The fastest layout that fits, which a note names; or why there is none."""
+    model, folder = _MODELS.get(record["model"]), data.examples
+    if model is None:
+        return _LEFT_OUT.get(record["model"], "no program of that model")
+    if folder is None:
+        return "the example programs are not at hand"
+    system = data.catalogue.resolve(on)
+    seq, batch = whole(record, "seq_len", "global_batch")
+    choices = [(entry, axes) for axes in layouts(model, system.count, batch) for entry in _ENTRIES]
+
+    def predicted(choice: Choice) -> Prediction:
+        entry, axes = choice
+        settings = [f"size={model.size}", f"batch={batch}", f"seq={seq}"]
+        settings += [f"{axis}={count}" for axis, count in axes.items()]
+        program = balanced(_captured(folder, f"{model.script}:{entry}", settings), seq)
+        if record["precision"] == "fp8_full":
+            program = in_float8(program)
+        program = run_passes(program, default_passes(program.exec_model))
+        return predict_device_program(program, system, Settings(data.choice, {}), item)
+
+    ranked = rank(choices, predicted)
+    choice, prediction = best(ranked)
+    data.notes.append(f"tpu-steps: {item}: {_said(choice, ranked)}")
+    return prediction
+
+
+def _said(choice: Choice, ranked: list[Ranked[Choice]]) -> str:
+    entry, axes = choice
+    split = ", ".join(f"{axis} {count}" for axis, count in axes.items() if count > 1)
+    fit = sum(one.fits for one in ranked)
+    return f"{split}; {_ENTRIES[entry]} (fastest of {fit} layouts that fit, {len(ranked)} tried)"
+
+
+def _captured(folder: Path, target: str, settings: list[str]) -> DeviceProgram:
     """The kernels of the example program."""
 
     def make() -> DeviceProgram:
-        options = ArgumentOptions(settings=settings)
-        workload = capture_script(f"{folder / script}:train_step", options, platform="tpu")
+        workload = capture_script(f"{folder / target}", ArgumentOptions(settings=settings), platform="tpu")
         return hespas.lowered(workload, "tpu", _ATTENTION)
 
-    return example_kernels(folder, "jax", (script, settings, TPU_ARITHMETIC, _ATTENTION), make)
+    return example_kernels(folder, "jax", (target, settings, TPU_ARITHMETIC, _ATTENTION), make)
 
 
-def layout(script: str, devices: int, batch: int) -> dict[str, int]:
-    """Devices along each mesh axis of the example, empty where they do not go round."""
-    if script == "moe_tpu.py":
-        whole_groups = batch % devices == devices % _EXPERT_AXIS == 0
-        return {"fsdp": _EXPERT_AXIS, "outer": devices // _EXPERT_AXIS} if whole_groups else {}
-    if batch % devices == 0:
-        return {"fsdp": devices}
-    return {"fsdp": batch, "context": devices // batch} if devices % batch == 0 else {}
+def balanced(program: DeviceProgram, seq: int) -> DeviceProgram:
+    """`program` whose devices, where several share a sequence of `seq` positions, have queries of all parts of it.
 
-
-def masked_on_chip(program: DeviceProgram, seq: int) -> DeviceProgram:
-    """`program` with attention over `seq` positions that knows its causal mask, which is then never stored.
-
-    A kernel reads the queries, keys and values of its heads (backward also the output and its gradient), and writes as
-    many results; what makes masks over `seq` keys costs nothing. Devices that share a sequence have queries of all
-    parts of it, half of the keys before each.
+    On average as many keys lie before a query as where all positions are on one device.
     """
     table = program.table
-    queries = min((row.sq for row in table.rows if row.klass == KernelClass.ATTENTION and row.skv == seq), default=seq)
-    rows = tuple(_on_chip(row, seq, queries) for row in table.rows)
+    rows = tuple(_balanced(row, seq) for row in table.rows)
     return replace(program, table=KernelTable(rows, table.count, table.bodies))
 
 
-def _on_chip(row: KernelRow, seq: int, queries: int) -> KernelRow:
-    if row.klass == KernelClass.ATTENTION:
-        if row.skv != seq:
-            return row
-        heads = row.batch * row.d * _ATTENTION_BYTES
-        backward = row.direction == "bwd"
-        read = heads * ((3 if backward else 1) * row.hq * row.sq + 2 * row.hkv * seq)
-        written = heads * (row.hq * row.sq + (2 * row.hkv * seq if backward else 0))
-        seen = {"causal": 1} if row.sq == seq else {"causal": 0, "skv": seq // 2}
-        share = 1.0 if row.sq == seq else 0.5
-        return replace(
-            row,
-            **seen,
-            matmul_flops=row.matmul_flops * share,
-            vector_flops=row.vector_flops * share,
-            transcendentals=row.transcendentals * share,
-            bytes_read=float(read),
-            bytes_written=float(written),
-        )
-    if row.klass != KernelClass.MATMUL and row.elems >= queries * seq and row.elems % (queries * seq) == 0:
-        return replace(row, bytes_read=0.0, bytes_written=0.0, vector_flops=0.0, transcendentals=0.0)
-    return row
+def _balanced(row: KernelRow, seq: int) -> KernelRow:
+    """The last queries of so many keys that they see half of `seq` each on average."""
+    if row.klass != KernelClass.ATTENTION or row.skv != seq or row.sq >= seq:
+        return row
+    keys = (seq + row.sq) // 2
+    flops = row.matmul_flops * keys / seq
+    hidden = 1.0 - visible_pairs(row.sq, keys, 1, 0) / (row.sq * keys)
+    return replace(row, causal=1, skv=keys, matmul_flops=flops, padded_flops=flops * hidden)

@@ -1,13 +1,18 @@
 """Times worked out by hand on a device of 10 cores, 1e14 FLOP/s and 1e12 B/s."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
 
 from stablecast.backends import kernel_specs as specs
 from stablecast.backends.analytical import AnalyticalBackend, uncovered_reasons
+from stablecast.backends.analytical.constants import Constant, Constants
+from stablecast.backends.analytical.tpu_attention import attention_time
+from stablecast.backends.analytical.tpu_grouped import grouped_time
 from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Device, Quantity
 from stablecast.backends.estimates import Backend
@@ -180,31 +185,85 @@ def test_tpu_products_keep_either_operand_in_the_array() -> None:
     assert wide == pytest.approx(tall)
 
 
-def test_tpu_lanes_bound_attention_and_cast_before_v6e() -> None:
-    """Exponentials of a kernel that keeps its scores take longer than its products; half of them under a mask."""
-    row = KernelRow(
-        klass=KernelClass.ATTENTION,
-        math="bf16",
-        in_dtype="bf16",
-        out_dtype="bf16",
-        batch=1,
-        hq=8,
-        hkv=8,
-        sq=4096,
-        skv=4096,
-        d=128,
-        causal=0,
-        direction="fwd",
-        matmul_flops=4.0 * 8 * 4096 * 4096 * 128,
-    )
-    busy = replace(row, vector_flops=6.0 * 8 * 4096 * 4096, transcendentals=8.0 * 4096 * 4096)
-    device = Catalogue().device("tpu-v6e")
-    table = KernelTable.of([row, busy, replace(busy, causal=1)])
-    bare, full, masked = AnalyticalBackend().estimate(table, device).time_s
-    rate = 0.8868 * device.vector_rate("f32").value
-    assert full == pytest.approx(10 * 8 * 4096 * 4096 / rate, rel=0.3)
-    assert full > 1.5 * bare
-    assert masked == pytest.approx(full / 2, rel=0.1)
+TPU_KERNELS: Final = {
+    "attention.forward": 1.0,
+    "attention.block": 1e-6,
+    "attention.lanes": 0.0,
+    "attention.lanes.backward": 0.0,
+    "grouped.share": 1.0,
+    "grouped.summed": 0.5,
+    "grouped.rows": 100.0,
+    "grouped.mask": 0.0,
+}
+
+
+NOTHING: Final[Mapping[str, float]] = {}
+
+
+def core_times(
+    rows: Sequence[KernelRow], lane_rate: float = 1e12, changed: Mapping[str, float] = NOTHING
+) -> list[float]:
+    """Times on the core of a TPU of 256 x 256 cells at 1e14 FLOP/s, with the ideal constants of the kernels above."""
+    values = TPU_KERNELS | {"overlap": 1000.0} | changed
+    constants = Constants("test", "tpu", {name: Constant(value, "", "tpu") for name, value in values.items()}, True)
+    table = KernelTable.of(list(rows))
+    time = attention_time if rows[0].klass == KernelClass.ATTENTION else grouped_time
+    every = np.ones(len(table), dtype=np.bool_)
+    return time(table, every, np.full(len(table), 1e14), lane_rate, 256.0, constants).tolist()
+
+
+def test_tpu_attention_pads_heads_and_counts_blocks(device: Device) -> None:
+    """A block of 4,096 (or fewer) queries meets blocks of as many keys, for 1 us each."""
+    sizes = ((4096, 64, 0), (4096, 256, 0), (4096, 512, 0), (8192, 64, 1))
+    rows = [specs.attention(device, "bf16", 2, 8, s, s, d, causal=causal) for s, d, causal in sizes]
+    narrow, padded, wide, causal = core_times(rows)
+    pair = 2 * 2 * 256 / 1e14
+    assert narrow == padded == pytest.approx(16 * (4096 * 4096 * pair + 1e-6))
+    assert wide == pytest.approx(16 * (4096 * 4096 * 2 * pair + 1e-6))
+    # of 8,192 positions: blocks of 2,048 meet 2.5 of 4 on average, 10 of 16; with blocks of 4,096 3 of 4
+    costs = {block: n * (block**2 * pair + 1e-6) for block, n in ((4096, 3), (2048, 10), (1024, 36), (512, 136))}
+    assert causal == pytest.approx(16 * min(costs.values()))
+
+
+def test_tpu_attention_in_a_window_and_backward(device: Device) -> None:
+    row = specs.attention(device, "bf16", 1, 4, 8192, 8192, 64, causal=1, window=128)
+    back = specs.attention(device, "bf16", 1, 4, 8192, 8192, 64, causal=1, window=128, direction="bwd")
+    pair = 2 * 2 * 256 / 1e14
+    # a window of 128 touches two blocks of keys, whatever their size
+    best = min(8192 / block * 2 * (block**2 * pair + 1e-6) for block in (256, 512, 1024, 2048, 4096))
+    forward, backward = core_times([row, back])
+    assert forward == pytest.approx(4 * best)
+    best = min(8192 / block * 2 * (block**2 * 2.5 * pair + 1e-6) for block in (256, 512, 1024, 2048, 4096))
+    assert backward == pytest.approx(4 * best)
+
+
+def test_tpu_lanes_bound_softmax(device: Device) -> None:
+    """Twenty operations on each of 4,096 x 4,096 pairs of 8 heads, whatever the mask hides in the block."""
+    row = specs.attention(device, "bf16", 1, 8, 4096, 4096, 64)
+    (time,) = core_times([row], changed={"attention.lanes": 20.0})
+    assert time == pytest.approx(8 * (4096 * 4096 * 20 / 1e12 + 1e-6))
+
+
+def test_tpu_groups_of_rows(device: Device) -> None:
+    """4 groups cost 100 rows each; 300 is padded to 512; the gradient of the matrices sums over the rows."""
+    row = specs.grouped(device, "bf16", 4, 1000, 256, 300)
+    summed = replace(row, m=300, k=1000, elems=4 * 300 * 256)
+    forward, gradient = core_times([row, summed])
+    assert forward == pytest.approx(2 * 1400 * 256 * 512 / 1e14)
+    assert gradient == pytest.approx(2 * forward)
+
+
+def test_tpu_groups_of_odd_width_are_masked(device: Device) -> None:
+    """Each side's tiles are masked once for every tile of the other: here one of 1,024 columns, 2 + 4 of 512 rows."""
+    row = specs.grouped(device, "bf16", 4, 1024, 256, 300)
+    whole = specs.grouped(device, "bf16", 4, 1024, 256, 384)
+    odd, even = core_times([row, whole], 1e9, {"grouped.mask": 3.0})
+    assert odd == pytest.approx(3 * (1024 * 300 + 6 * 256 * 300) / 1e9)
+    assert even == pytest.approx(2 * 1424 * 256 * 512 / 1e14)
+
+
+def test_tpu_casts_before_v6e() -> None:
+    """Lanes without bf16 turn what a kernel reads and writes into f32 and back."""
     moved = KernelRow(
         klass=KernelClass.ELEMENTWISE,
         in_dtype="bf16",
