@@ -22,6 +22,10 @@ def train(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the models; those that ship if left out.")
     ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option("--base", metavar="FILE", help="Analytical constants to train on; today's if left out."),
+    ] = None,
     date: Annotated[str, typer.Option("--date", help="Date that the cards state; today if left out.")] = "",
     json: opt.Json = False,
 ) -> None:
@@ -36,10 +40,12 @@ def train(
     from stablecast.backends.learned.rates import MODELS
     from stablecast.validation.training.run import train as run_training
 
+    if base is not None and not base.is_file():
+        raise InputError(f"there is no file {base}", "the constants that a folder's models rest on are its base.yaml")
     started = time.perf_counter()
     folder = output or MODELS
     with opt.progress("training"):
-        trained = run_training(data, family, folder, date, lambda text: typer.echo(text, err=True))
+        trained = run_training(data, family, folder, date, lambda text: typer.echo(text, err=True), base=base)
     if json:
         typer.echo(jsonlib.dumps(trained.to_dict()))
         return

@@ -58,7 +58,7 @@ def observe(data: Measured, family: str) -> Observation | None:
 
     None where too few rows are large enough to tell.
     """
-    start = Rates({family: Share(_START, "", True)})
+    start = Rates({family: Share(_START, "", True)}, data.rates.base)
     base = frame.base_of(data.kernels, data.device, start)
     own = np.maximum(data.measured_s - data.extra_s, 1e-9)
     if family == MEMORY:

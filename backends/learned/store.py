@@ -118,15 +118,15 @@ def write_json(value: Any, path: Path) -> None:
     temporary.replace(path)
 
 
-def write_base(folder: Path) -> None:
-    """Keep the analytical constants of today beside the models that correct them."""
-    (folder / BASE_FILE).write_text(CONSTANTS_FILE.read_text(encoding="utf-8"), encoding="utf-8")
+def write_base(folder: Path, constants: Path | None = None) -> None:
+    """Keep the analytical `constants` (None: today's) beside the models that correct them."""
+    (folder / BASE_FILE).write_text((constants or CONSTANTS_FILE).read_text(encoding="utf-8"), encoding="utf-8")
 
 
-def has_todays_base(folder: Path) -> bool:
-    """Whether the models of a folder rest on the analytical constants of today."""
-    path = base_file(folder)
-    return path is not None and path.read_text(encoding="utf-8") == CONSTANTS_FILE.read_text(encoding="utf-8")
+def has_base(folder: Path, constants: Path | None = None) -> bool:
+    """Whether the models of a folder rest on the analytical `constants` (None: today's)."""
+    path, wanted = base_file(folder), constants or CONSTANTS_FILE
+    return path is not None and path.read_text(encoding="utf-8") == wanted.read_text(encoding="utf-8")
 
 
 def read_model(key: str, folder: Path = MODELS) -> Model | None:

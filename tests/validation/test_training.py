@@ -3,6 +3,7 @@
 import ast
 import csv
 import gzip
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,31 @@ def test_the_same_tables_give_the_same_files(tmp_path: Path, monkeypatch: pytest
     assert 0.6 < card["coverage"]["a100-sxm-80gb"]["covered"] <= 1.0
     assert "matmul-half-gpu" in results[0].summary()
     assert results[0].missing
+
+
+def test_a_folder_is_trained_again_on_the_constants_that_it_rests_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the analytical backend's own constants are by then: other launches than today's give other models."""
+    pytest.importorskip("sklearn", reason="training needs scikit-learn")
+    from stablecast.backends.analytical.constants import CONSTANTS_FILE
+    from stablecast.validation.training.run import SETTINGS, train
+
+    few = replace(SETTINGS["matmul-half-gpu"], trees=30)
+    monkeypatch.setattr("stablecast.validation.training.run.SETTINGS", {"matmul-half-gpu": few})
+    data, older = _tables(tmp_path / "data"), tmp_path / "older.yaml"
+    text = CONSTANTS_FILE.read_text()
+    older.write_text(re.sub(r"(?m)^(  launch: \{value: )[\d.e-]+", r"\g<1>9e-06", text))
+    assert older.read_text() != text
+    train(data, (), tmp_path / "today", date="2026-01-01")
+    train(data, (), tmp_path / "first", date="2026-01-01", base=older)
+    train(data, (), tmp_path / "again", date="2026-01-01", base=tmp_path / "first" / "base.yaml")
+    written = sorted(path.name for path in (tmp_path / "first").iterdir())
+    same = [(tmp_path / "first" / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in written]
+    assert written
+    assert all(same)
+    today, first = ((tmp_path / name / "matmul-half-gpu.npz").read_bytes() for name in ("today", "first"))
+    assert today != first
 
 
 def test_one_family_is_not_trained_on_other_constants(tmp_path: Path) -> None:

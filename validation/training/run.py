@@ -14,7 +14,7 @@ from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.learned import clocks
 from stablecast.backends.learned.fitting import Measured, Setting, train_model
 from stablecast.backends.learned.rates import DEVICES_FILE, MEMORY, MODELS, Rule, Share, chip_of, resolved
-from stablecast.backends.learned.store import Model, has_todays_base, key_of, write_base, write_json, write_model
+from stablecast.backends.learned.store import Model, has_base, key_of, write_base, write_json, write_model
 from stablecast.ir.errors import InputError, near_names
 from stablecast.ir.text import percent, table
 from stablecast.validation.training.reader import TrainingTables
@@ -94,12 +94,14 @@ def train(
     date: str = "",
     say: Callable[[str], None] = lambda text: None,
     known: Iterable[Source] | None = None,
+    base: Path | None = None,
 ) -> Trained:
     """Train every model that the tables under `data` allow, or those of the kinds, families or keys in `only`.
 
     Writes `folder/KEY.npz` and `KEY.json` for each, and `devices.json` with clocks and rule and `base.yaml` with the
     analytical constants under all (both kept as they are where `only` is given and they exist). `date`: what the cards
-    say, by default today. `known`: the tables to choose from, all of `sources()` unless given.
+    say, by default today. `known`: the tables to choose from, all of `sources()` unless given. `base`: a file of
+    analytical constants to train on instead of today's.
 
     Raises `InputError` for unknown names, where `data` holds no training table, and where `only` some are asked for and
     the others rest on other analytical constants.
@@ -107,7 +109,7 @@ def train(
     tables, catalogue = TrainingTables(data), Catalogue()
     result = Trained(folder)
     chosen = _chosen(list(sources() if known is None else known), only)
-    read = list(measured(chosen, tables, catalogue, result.notes))
+    read = list(measured(chosen, tables, catalogue, result.notes, base))
     result.missing = sorted(set(tables.missing))
     if not read:
         raise InputError(f"{data} holds no training table", f"missing: {', '.join(result.missing[:3])}")
@@ -117,8 +119,8 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     if not only or not (folder / DEVICES_FILE).is_file():
         write_json(result.clocks, folder / DEVICES_FILE)
-        write_base(folder)
-    elif not has_todays_base(folder):
+        write_base(folder, base)
+    elif not has_base(folder, base):
         raise InputError(f"the models in {folder} rest on other analytical constants", "train all of them")
     stamp = {"date": date or datetime.now(UTC).strftime("%Y-%m-%d"), "versions": versions(), "files": tables.hashes}
     asked = [(source, data) for source, data in read if _is_asked(source, only)]
@@ -187,8 +189,9 @@ def _by_model(
             rules[chip] = clocks.make_rule(
                 [one for one in observations if one.chip != chip], rule.exponent, rule.by_lanes
             )
-        seen = resolved(device, by_device.get(device.name, {}), rule)
-        part = replace(data, rates=seen, ruled=resolved(replace(device, sustained={}), {}, rules[chip]))
+        base = data.rates.base
+        seen = resolved(device, by_device.get(device.name, {}), rule, base)
+        part = replace(data, rates=seen, ruled=resolved(replace(device, sustained={}), {}, rules[chip], base))
         found.setdefault((source.kind, source.family, device.kind), []).append(part)
     return found
 

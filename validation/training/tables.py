@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -16,8 +17,6 @@ from stablecast.backends.learned.rates import Rates
 from stablecast.ir.errors import InputError
 from stablecast.ir.kernels import KernelRow, KernelTable
 from stablecast.validation.training.reader import Record, TrainingTables
-
-_NO_RATES: Final = Rates({})
 
 
 @dataclass(frozen=True)
@@ -51,21 +50,28 @@ class Source:
 
 
 def measured(
-    found: Iterable[Source], tables: TrainingTables, catalogue: Catalogue, notes: list[str]
+    found: Iterable[Source],
+    tables: TrainingTables,
+    catalogue: Catalogue,
+    notes: list[str],
+    constants: Path | None = None,
 ) -> Iterator[tuple[Source, Measured]]:
-    """The rows of each source, a `Measured` a device; clocks are not yet filled in."""
+    """The rows of each source, a `Measured` a device, on the analytical `constants` (None: today's); clocks are not yet
+    filled in."""
     cache: dict[str, list[Record]] = {}
     for source in found:
         if source.file not in cache:
             cache = {source.file: tables.read(source.file)}
         for label, name in source.devices.items():
             own = [record for record in cache[source.file] if record.get(source.device, label) == label]
-            data = _measured(source, catalogue.device(name), own, notes)
+            data = _measured(source, catalogue.device(name), own, notes, Rates({}, constants))
             if data is not None:
                 yield source, data
 
 
-def _measured(source: Source, device: Device, records: Sequence[Record], notes: list[str]) -> Measured | None:
+def _measured(
+    source: Source, device: Device, records: Sequence[Record], notes: list[str], rates: Rates
+) -> Measured | None:
     kept: list[tuple[int, KernelRow]] = []
     longest = source.longest_s.get(device.name, np.inf)
     order: list[int] = np.random.default_rng(SEED).permutation(len(records)).tolist()
@@ -89,10 +95,10 @@ def _measured(source: Source, device: Device, records: Sequence[Record], notes: 
     timing = [source.timing(record) for record in chosen]
     place = np.array([index / len(records) for index, _ in kept])
     if source.drifts:
-        base = frame.base_of(table, device, _NO_RATES)
+        base = frame.base_of(table, device, rates)
         extra = growing_cost(seconds - base.launch_s - base.core_s, base.core_s, place)
     else:
-        extra = _extra(table, device, seconds, timing)
+        extra = _extra(frame.base_of(table, device, rates), seconds, timing)
     return Measured(
         source.name,
         device,
@@ -100,8 +106,8 @@ def _measured(source: Source, device: Device, records: Sequence[Record], notes: 
         seconds,
         extra,
         np.array([group_number(source.group(record)) for record in chosen], dtype=np.int64),
-        _NO_RATES,
-        _NO_RATES,
+        rates,
+        rates,
         tuple(timing),
     )
 
@@ -111,13 +117,12 @@ _EXTRA_QUANTILE: Final = 0.2
 _SHORTEST: Final = 0.01
 
 
-def _extra(table: KernelTable, device: Device, seconds: FloatArray, timing: Sequence[str]) -> FloatArray:
+def _extra(base: frame.Base, seconds: FloatArray, timing: Sequence[str]) -> FloatArray:
     """What the way of timing adds to each row: a low quantile of measured minus base over the smallest kernels.
 
     Never more than the shortest measured times themselves hold beside a launch.
     """
     found = np.zeros(len(seconds))
-    base = frame.base_of(table, device, _NO_RATES)
     labels = np.array(timing)
     for label in np.unique(labels[labels != ""]):
         own = labels == label
