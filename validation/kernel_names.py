@@ -367,7 +367,10 @@ KERNEL_NAMES: Final[tuple[tuple[MeasuredClass, tuple[str, ...]], ...]] = (
     ),
     (
         C.ELEMENTWISE,
-        (r"^(add|multiply|subtract|divide|exponential|maximum|minimum|select|compare|convert|broadcast|iota)[._\d]*$",),
+        (
+            r"^(add|multiply|subtract|divide|exponential|maximum|minimum|select|compare|convert|broadcast|iota|negate|"
+            r"log|power|sqrt|rsqrt|abs|and|or|not|xor|floor|ceil|clamp|sign|remainder|sine|cosine)[._\d]*$",
+        ),
     ),
     (C.REDUCTION, (r"reduce",)),
     (
@@ -458,6 +461,8 @@ TF32_NAMES: Final = re.compile(r"tf32|s1688|s16816gemm_f32|xmma_gemm_f32f32_tf32
 WEIGHT_GRADIENT: Final = re.compile(r"wgrad|Wgrad|bwd_weight|bwd_filter|BackwardWeight|BwdWeight|WrW|wrw")
 """Kernels of the gradient of a convolution to its weights."""
 
+_WRAPPED: Final = "wrapped_"
+"""What XLA puts before the name of an op that is a fusion of its own."""
 _COMPILED: Final = tuple((re.compile("|".join(patterns)), klass) for klass, patterns in KERNEL_NAMES)
 _OPS: Final = tuple((re.compile(pattern), klass) for pattern, klass in LAUNCHING_OPS)
 _KINDS: Final = tuple((re.compile(pattern, re.IGNORECASE), kind) for pattern, kind in COLLECTIVE_NAMES)
@@ -469,8 +474,9 @@ def classify(name: str, hlo_category: str = "") -> MeasuredClass:
     known = HLO_CATEGORIES.get(hlo_category)
     if known is not None and known is not MeasuredClass.OTHER:
         return known
+    plain = name.removeprefix(_WRAPPED)
     for pattern, klass in _COMPILED:
-        if pattern.search(name):
+        if pattern.search(plain):
             return klass
     return MeasuredClass.OTHER
 
