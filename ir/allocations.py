@@ -9,8 +9,8 @@ from typing import Any
 class Allocations:
     """Requests for device memory and their ends, as PyTorch makes them over a step.
 
-    `nbytes`, `streams`, `calls`: of each request its bytes, its stream, and how many calls the step had made before it.
-    `order`: n is request n, ~n its end; what has no end outlives the step (gradients, results). `held`: bytes of each
+    `nbytes`, `streams`, `calls`: of each request its bytes, its stream, and how many calls the step had made by then.
+    `reads`: how many it had made when it was last read, 0 if never. `order`: n is request n, ~n its end; what has no end outlives the step (gradients, results). `held`: bytes of each
     argument that is there from the start; `late`: of those that the first step makes (an optimiser's state), just
     before place `late_at` of `order`. `threads`: host threads that call matrix libraries, each with a workspace.
     """
@@ -19,6 +19,7 @@ class Allocations:
     streams: tuple[int, ...]
     calls: tuple[int, ...]
     order: tuple[int, ...]
+    reads: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
     late: tuple[int, ...] = ()
     late_at: int = 0
@@ -29,7 +30,7 @@ def allocations_of_json(held: Mapping[str, Any] | None) -> Allocations | None:
     """What `asdict` made of allocations and JSON of that."""
     if held is None:
         return None
-    nbytes, streams, calls, order, given, late = (
-        tuple(held[name]) for name in ("nbytes", "streams", "calls", "order", "held", "late")
+    nbytes, streams, calls, order, reads, given, late = (
+        tuple(held[name]) for name in ("nbytes", "streams", "calls", "order", "reads", "held", "late")
     )
-    return Allocations(nbytes, streams, calls, order, given, late, held["late_at"], held["threads"])
+    return Allocations(nbytes, streams, calls, order, reads, given, late, held["late_at"], held["threads"])

@@ -1,7 +1,8 @@
 """The memory that a captured step of PyTorch asks for, with what the capture does not see: state, and temporaries."""
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -39,6 +40,7 @@ def _with_temporaries(recorded: Allocations, calls: Sequence[Launch]) -> Allocat
     """`recorded` with the buffers that kernels need while they run, beside the results of their calls."""
     sizes = {number + 1: temporaries(call) for number, call in enumerate(calls)}
     nbytes, streams, owners = list(recorded.nbytes), list(recorded.streams), list(recorded.calls)
+    reads = list(recorded.reads)
     order: list[int] = []
     for one in recorded.order:
         order.append(one)
@@ -47,8 +49,37 @@ def _with_temporaries(recorded: Allocations, calls: Sequence[Launch]) -> Allocat
         nbytes += added
         streams += [recorded.streams[one]] * len(added)
         owners += [recorded.calls[one]] * len(added)
+        reads += [recorded.calls[one]] * len(added)
         order += [*numbers, *(~number for number in numbers)]
-    return Allocations(tuple(nbytes), tuple(streams), tuple(owners), tuple(order))
+    return Allocations(tuple(nbytes), tuple(streams), tuple(owners), tuple(order), tuple(reads))
+
+
+def until_last_use(asked: Allocations, launches: LaunchTable, compiled: Callable[[Launch], bool]) -> Allocations:
+    """`asked` where calls that are `compiled` let go of memory behind its last reader, as compiled graphs do.
+
+    Eager keeps what a name or a checkpoint holds, whether or not the backward pass reads it.
+    """
+    calls = launches.launches
+    moved: dict[int, list[int]] = {}
+    gone: set[int] = set()
+    ends = {~one: place for place, one in enumerate(asked.order) if one < 0}
+    requests = [(place, asked.calls[one]) for place, one in enumerate(asked.order) if one >= 0]
+    known = [made for _, made in requests]
+    for number, end in ends.items():
+        made, last = asked.calls[number], max(asked.reads[number], asked.calls[number])
+        if not compiled(calls[max(made - 1, 0)]):
+            continue
+        after = bisect_right(known, last)
+        place = requests[after][0] if after < len(requests) else len(asked.order)
+        if place < end:
+            moved.setdefault(place, []).append(~number)
+            gone.add(~number)
+    order = [
+        kept
+        for place, one in enumerate(asked.order)
+        for kept in (*moved.get(place, ()), *(() if one in gone else (one,)))
+    ]
+    return replace(asked, order=tuple(order))
 
 
 def temporaries(call: Launch) -> tuple[int, ...]:

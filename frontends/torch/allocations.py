@@ -41,6 +41,7 @@ class AllocationLog:
         self._nbytes: list[int] = []
         self._streams: list[int] = []
         self._calls: list[int] = []
+        self._reads: list[int] = []
         self._order: list[int] = []
 
     def open(self) -> None:
@@ -55,7 +56,14 @@ class AllocationLog:
         """An op gave `results`: storages that are neither known nor an operand's are new."""
         if not self._open:
             return
-        old: set[int] | None = None
+        old: set[int] = set()
+        for tensor in operands():
+            storage = storage_of(tensor)
+            if storage is not None:
+                old.add(storage._cdata)
+                known: _Life | None = getattr(storage, self._mark, None)
+                if known is not None and known.number >= 0:
+                    self._reads[known.number] = self._here()[1]
         for tensor in results:
             storage = storage_of(tensor) if isinstance(tensor, FakeTensor) else None
             if storage is None:
@@ -65,8 +73,6 @@ class AllocationLog:
                 if life.number >= 0 and storage.nbytes() != self._nbytes[life.number]:
                     self.resized(storage, self._nbytes[life.number])
                 continue
-            if old is None:
-                old = {held._cdata for one in operands() if (held := storage_of(one)) is not None}
             new = storage._cdata not in old and storage.nbytes()
             setattr(storage, self._mark, _Life(self, self._request(storage.nbytes()) if new else -1))
 
@@ -92,12 +98,14 @@ class AllocationLog:
         self._nbytes.append(nbytes)
         self._streams.append(stream)
         self._calls.append(calls)
+        self._reads.append(0)
         self._order.append(len(self._nbytes) - 1)
         return self._order[-1]
 
     def allocations(self) -> Allocations:
         """What was noted."""
-        return Allocations(tuple(self._nbytes), tuple(self._streams), tuple(self._calls), tuple(self._order))
+        order, reads = tuple(self._order), tuple(self._reads)
+        return Allocations(tuple(self._nbytes), tuple(self._streams), tuple(self._calls), order, reads)
 
 
 def storage_patches(log: AllocationLog) -> list[tuple[Any, str, Any]]:

@@ -55,7 +55,7 @@ def test_giving_back_is_said_and_so_is_where_it_does_not_help() -> None:
     tight = predict_device_program(program(50 * GIB, 40 * GIB), system, Settings(Choice(), {}), "tight")
     assert (tight.reserved_memory_bytes, tight.memory_retries) == (50 * GIB, 2)
     assert any("runs out of memory 2 time(s) a step" in text for text in tight.assumptions)
-    held = Allocations((40 * GIB, 50 * GIB), (0, 1), (1, 2), (0, ~0, 1, ~1), (35 * GIB,))
+    held = Allocations((40 * GIB, 50 * GIB), (0, 1), (1, 2), (0, ~0, 1, ~1), held=(35 * GIB,))
     short = replace(program(1), allocations=held, buffers=Buffers(temp_bytes=75 * GIB))
     made = predict_device_program(short, system, Settings(Choice(), {}), "short")
     assert made.reserved_memory_bytes == 85 * GIB

@@ -5,7 +5,7 @@ from stablecast.ir.dtypes import dtype
 from stablecast.ir.program import Argument, ArgumentKind
 from stablecast.ir.schedule import Launch, LaunchTable
 from stablecast.ir.types import TensorType
-from stablecast.lowering.allocations import peak, step_allocations, temporaries
+from stablecast.lowering.allocations import peak, step_allocations, temporaries, until_last_use
 
 
 def argument(name: str, elements: int, kind: ArgumentKind) -> Argument:
@@ -36,7 +36,7 @@ def test_state_is_laid_down_where_the_optimiser_first_runs() -> None:
             Launch("aten.add.Tensor", (), (), module_path="optimizer"),
         )
     )
-    recorded = Allocations((2000, 700, 64), (0, 0, 0), (1, 2, 5), (0, 1, ~0, 2, ~2))
+    recorded = Allocations((2000, 700, 64), (0, 0, 0), (1, 2, 5), (0, 1, ~0, 2, ~2), (2, 2, 5))
     given = [argument("w", 1000, ArgumentKind.PARAM), argument("w.exp_avg", 900, ArgumentKind.OPT_STATE)]
     made = step_allocations(recorded, given, calls)
     assert (made.held, made.late, made.threads) == ((4000,), (3600,), 2)
@@ -52,5 +52,18 @@ def test_state_is_laid_down_where_the_optimiser_first_runs() -> None:
 
 def test_no_optimiser_no_late_state() -> None:
     calls = LaunchTable((Launch("aten.relu.default", ((4,),), ("f32",), module_path="forward"),))
-    made = step_allocations(Allocations((16,), (0,), (1,), (0,)), [argument("w", 4, ArgumentKind.PARAM)], calls)
+    made = step_allocations(Allocations((16,), (0,), (1,), (0,), (0,)), [argument("w", 4, ArgumentKind.PARAM)], calls)
     assert (made.held, made.late, made.late_at, made.threads) == ((16,), (), 1, 0)
+
+
+def test_compiled_calls_let_go_behind_the_last_reader() -> None:
+    calls = LaunchTable(
+        tuple(Launch("aten.add.Tensor", (), (), module_path=path) for path in ("forward/M/layers/0", "forward/M", "x"))
+    )
+    # 0 is made in the layer and read by the second call, 1 is made outside, 2 is made by the third call
+    recorded = Allocations((8, 8, 8), (0, 0, 0), (1, 2, 3), (0, 1, 2, ~2, ~1, ~0), (2, 2, 0))
+    made = until_last_use(recorded, calls, lambda call: "/layers/" in call.module_path)
+    assert made.order == (0, 1, ~0, 2, ~2, ~1)
+    assert until_last_use(recorded, calls, lambda call: False) == recorded
+    early = Allocations((8, 8), (0, 0), (1, 2), (0, ~0, 1), (1, 2))
+    assert until_last_use(early, calls, lambda call: True) == early  # nothing lives longer than it did

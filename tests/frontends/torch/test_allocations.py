@@ -39,6 +39,7 @@ def test_blocks_live_as_long_as_python_holds_them() -> None:
     assert found.nbytes == (KIB, KIB, 4)
     assert found.order == (0, 1, ~0, 2, ~1)  # the total lives on
     assert found.calls == (1, 2, 4)
+    assert found.reads == (2, 4, 5)
 
 
 def test_what_is_there_before_or_written_in_place_is_no_request() -> None:
