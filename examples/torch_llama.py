@@ -42,13 +42,6 @@ SIZES = {
 }
 
 
-def layer_parameters(size: str) -> int:
-    """Parameters of one layer."""
-    config = SIZES[size]
-    keys = config.kv_heads * (config.width // config.heads)
-    return config.width * (2 * config.width + 2 * keys + 3 * config.hidden + 2)
-
-
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of [batch, heads, sequence, features]."""
     left, right = x.chunk(2, -1)
@@ -188,12 +181,13 @@ def tensor_parallel(
     parallelize_module(made, mesh, top)
 
 
-def shard(made: nn.Module, mesh: Any, **options: Any) -> None:
-    """FSDP2, a group of parameters for each layer."""
+def shard(made: nn.Module, mesh: Any, keep_last: bool = False, **options: Any) -> None:
+    """FSDP2, a group of parameters for each layer. `keep_last`: the last one stays gathered for the backward pass."""
     from torch.distributed.fsdp import fully_shard
 
     for layer in made.layers:
-        fully_shard(layer, mesh=mesh, **options)
+        kept = {"reshard_after_forward": False} if keep_last and layer is made.layers[-1] else {}
+        fully_shard(layer, mesh=mesh, **{**options, **kept})
     fully_shard(made, mesh=mesh, **options)
 
 

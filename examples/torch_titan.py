@@ -15,9 +15,9 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_llama import SIZES, Config, FeedForward, layer_parameters, shard, tensor_parallel
+from torch_llama import SIZES, Config, FeedForward, shard, tensor_parallel
 
-__all__ = ["build_mixed", "inputs", "layer_parameters", "ring_step", "split_loss_step", "step"]
+__all__ = ["build_mixed", "inputs", "ring_step", "split_loss_step", "step"]
 
 
 class Norm(nn.Module):
@@ -143,7 +143,7 @@ def build_mixed(
     if "cp" in mesh.mesh_dim_names:
         made.ring = mesh["cp"]
         over = mesh["dp", "cp"]._flatten("dp_cp") if over.size() > 1 else made.ring
-    shard(made, over, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    shard(made, over, keep_last=True, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
     return made, torch.optim.AdamW(made.parameters(), lr=1e-4, fused=True)
 
 
@@ -159,6 +159,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, lab
     optimizer.zero_grad()
     logits = model(tokens, turns)
     loss = functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+    del logits  # "need to free to before bwd to avoid peaking memory", says TorchTitan
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
     optimizer.step()

@@ -151,7 +151,9 @@ def test_books_balance_whatever_happens(expandable: bool) -> None:
 
 def test_a_replayed_step_finds_the_state_that_the_first_one_laid_down() -> None:
     # 100 MiB parameters; activations of 60 MiB; a gradient of 100 MiB that lives on; state of 200 MiB at the end
-    asked = Allocations((60 * MIB, 100 * MIB), (0, 0), (1, 2), (0, 1, ~0), (2, 2), (100 * MIB,), (100 * MIB, 100 * MIB), 3)
+    asked = Allocations(
+        (60 * MIB, 100 * MIB), (0, 0), (1, 2), (0, 1, ~0), (2, 2), (100 * MIB,), (100 * MIB, 100 * MIB), 3
+    )
     found = replay(asked)
     assert (found.allocated, found.reserved) == (460 * MIB, 460 * MIB)
     # two threads with a workspace of 32 MiB each

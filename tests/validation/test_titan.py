@@ -168,25 +168,10 @@ def test_ring_attention_passes_keys_on_and_shards_over_both_axes() -> None:
     assert seen == [(64, 64, 1), (32, 64, 0)] * 3
 
 
-def test_a_stage_keeps_gradients_unsharded_until_the_last_micro_batch() -> None:
-    folder = examples_folder()
-    if folder is None:
-        pytest.skip("the example programs are not at hand")
-    pytest.importorskip("torch", reason="torch is not installed")
-    model = titan.Titan(Data(Path(), parse_choice("analytical")), folder)
-    case = titan.case_of(RECORD)
-    weights = model.module.layer_parameters("405b") / 8
-    assert weights == pytest.approx(3.19e9 / 8, rel=0.01)
-    kept = weights * (12 / 8 + 1 + 4)
-    assert model._stage_bytes(case, weights * 12 / 8, 16, 8, 1) == pytest.approx(16 * kept)
-    assert model._stage_bytes(case, weights * 12 / 8 + 1, 16, 8, 1) == pytest.approx(16 * (kept + 8))
-
-
 def test_a_pipeline_waits_for_fsdp_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     model = titan.Titan(Data(Path(), parse_choice("analytical")), Path())
-    layer, rest = titan.Cost(np.ones(3), 0.0, exposed=0.25), titan.Cost(np.ones(3), 0.0)
+    layer, rest = titan.Cost(np.ones(3), exposed=0.25), titan.Cost(np.ones(3))
     monkeypatch.setattr(model, "_parts", lambda case, device: (layer, rest))
-    monkeypatch.setattr(model, "_stage_bytes", lambda *args: 0.0)
     # 16 of 126 layers a stage, for 8 micro-batches and 7 others' places
     assert model.step(RECORD).time.tolist() == [(15 * 0.75 + 0.25) * 16] * 3
     assert model.step(RECORD | {"schedule": "interleaved-1f1b"}).time.tolist() == [(11.5 * 0.75 + 0.25) * 16] * 3

@@ -2,12 +2,12 @@
 
 The program is TorchTitan's own model, of early 2025. Each distinct one is captured with three and with four layers; a
 step of n layers is the first and n - 3 times the difference. Compiled rows have TorchInductor's kernels within layers,
-one an ATen call outside: TorchTitan compiles block by block and left the loss out. What layers keep is what their
-checkpoint says, compiled or not. Pipelines (TorchTitan's default: as many micro-batches as stages) follow 1F1B,
-interleaved ones with two chunks a stage, and gather and reduce over FSDP once a step. Context parallelism is PyTorch's
-ring attention with its load balance, captured. Assumptions: what torch 2.6 does (FlashAttention-2; which transfers
-asynchronous tensor parallelism pipelines: `titan_async`), TorchAO's recipes (`titan_float8`), and a board whose clock
-is that of its power limit (`docs/analytical.md`).
+one an ATen call outside: TorchTitan compiles block by block and left the loss out. Pipelines (TorchTitan's default: as
+many micro-batches as stages) follow 1F1B, interleaved ones with two chunks a stage, and gather and reduce over FSDP once
+a step. Context parallelism is PyTorch's ring attention with its load balance, captured. Assumptions: what torch 2.6 does
+(FlashAttention-2; which transfers asynchronous tensor parallelism pipelines: `titan_async`), TorchAO's recipes
+(`titan_float8`), and a board whose clock is that of its power limit (`docs/analytical.md`). Peak memory is that of whole
+steps: `titan_memory`.
 """
 
 import math
@@ -39,6 +39,7 @@ from stablecast.validation.suites.base import Data, Record, Row, number, whole
 from stablecast.validation.suites.captures import example_kernels, kernels
 from stablecast.validation.suites.titan_async import pipelined_share
 from stablecast.validation.suites.titan_float8 import RECIPES, VOCAB, as_torchao
+from stablecast.validation.suites.titan_memory import reserved
 
 _FILE: Final = "distributed_steps/torchtitan_steps.csv"
 _SCRIPT: Final = "torch_titan.py"
@@ -49,9 +50,6 @@ FLASH_SHARE: Final = 0.35
 FlashAttention-3 (Shah et al., 2024); the shipped constants are those of a Hopper kernel. Boards with less power: as
 their products."""
 CHUNKS: Final = 2
-OPTIMIZER_BYTES: Final = 12
-"""Of a parameter's float32 shard and AdamW's two moments."""
-REDUCED_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +70,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Time, low and high in seconds, and peak bytes. `exposed`: seconds of the time in which FSDP is waited for."""
+    """Time, low and high in seconds. `exposed`: seconds of the time in which FSDP is waited for."""
 
     time: FloatArray
-    nbytes: float
     exposed: float = 0.0
 
     def plus(self, other: "Cost", times: float) -> "Cost":
-        exposed = self.exposed + times * other.exposed
-        return Cost(self.time + times * other.time, self.nbytes + times * other.nbytes, exposed)
+        return Cost(self.time + times * other.time, self.exposed + times * other.exposed)
 
 
 def case_of(record: Record) -> Case:
@@ -118,31 +114,18 @@ class Titan:
         case, pp = case_of(record), whole(record, "pp")[0]
         device, layers = _DEVICES[record["gpu"]], _LAYERS[case.size]
         layer = self._parts(case, device)[0]
-        kept, rest = self._parts(replace(case, compiled=False, overlapped=False), device)
         if pp == 1:
-            return Cost(rest.time + layers * layer.time, rest.nbytes + layers * kept.nbytes)
+            rest = self._parts(replace(case, compiled=False, overlapped=False), device)[1]
+            return Cost(rest.time + layers * layer.time)
         own, chunks = math.ceil(layers / pp), CHUNKS if record["schedule"].startswith("interleaved") else 1
         # parameters are gathered and gradients reduced once a step
-        time = (pp + (pp - 1) / chunks) * own * (layer.time - layer.exposed) + own * layer.exposed
-        return Cost(time, self._stage_bytes(case, kept.nbytes, own, pp, chunks))
+        return Cost((pp + (pp - 1) / chunks) * own * (layer.time - layer.exposed) + own * layer.exposed)
 
     def _parts(self, case: Case, device: str) -> tuple[Cost, Cost]:
         """A layer, and all that is outside of layers."""
         three, four = (self._cost(case, layers, device) for layers in (3, 4))
         layer = four.plus(three, -1.0)
         return layer, three.plus(layer, -3)
-
-    def _stage_bytes(self, case: Case, layer: float, own: int, pp: int, chunks: int) -> float:
-        """Bytes of the first stage: activations of the micro-batches in flight, and weights as FSDP2 keeps them.
-
-        Under a pipeline TorchTitan does not shard again after the forward pass, and gradients are summed unsharded in
-        the type that they are reduced in until the last micro-batch.
-        """
-        parameters = self.module.layer_parameters(case.size) / case.tp
-        sharded = parameters * OPTIMIZER_BYTES / case.dp
-        unsharded = parameters * ((1 if case.float8 else 2) + REDUCED_BYTES)
-        in_flight = (pp if chunks == 1 else 2 * (pp - 1) + (chunks - 1) * pp + 1) / chunks
-        return own * (sharded + unsharded + in_flight * (layer - sharded))
 
     def _cost(self, case: Case, layers: int, device: str) -> Cost:
         program = self._program(case, layers)
@@ -161,7 +144,7 @@ class Titan:
             share = pipelined_share(program, bool(case.float8) and RECIPES[case.float8].rows)
             hidden = found.exposed_by_axis_s.get("tp", 0.0) * share * (1 - 1 / case.tp)
         waited = found.exposed_by_axis_s.get("dp", 0.0)
-        return Cost(times + casts - hidden, float(found.peak_memory_bytes), waited)
+        return Cost(times + casts - hidden, waited)
 
     def _program(self, case: Case, layers: int) -> DeviceProgram:
         key = replace(case, float8="", overlapped=False)
@@ -229,7 +212,9 @@ def torchtitan(data: Data) -> list[Row]:
             continue
         rows.append(_row(record, cost))
         if record["memory_gib"]:
-            errors.append(cost.nbytes / 2**30 / number(record, "memory_gib") - 1)
+            device = data.catalogue.device(_DEVICES[record["gpu"]])
+            nbytes = reserved(data.examples, _SCRIPT, record, device).reserved
+            errors.append(nbytes / 2**30 / number(record, "memory_gib") - 1)
     data.notes += [memory_note(errors)] if errors else []
     return rows
 
