@@ -10,10 +10,10 @@ class Allocations:
     """Requests for device memory and their ends, as PyTorch makes them over a step.
 
     `nbytes`, `streams`, `calls`: of each request its bytes, its stream, and how many calls the step had made by then.
-    `reads`: how many it had made when it was last read, 0 if never. `order`: n is request n, ~n its end; what has no end
-    outlives the step (gradients, results). `held`: bytes of each argument that is there from the start; `late`: of those
-    that the first step makes (an optimiser's state), just before place `late_at` of `order`. `threads`: host threads
-    that call matrix libraries, each with a workspace.
+    `reads`: how many it had made when it was last read, 0 if never. `order`: n is request n, ~n its end; what has no
+    end outlives the step (gradients, results). `held`: bytes of each argument that is there from the start; `late`: of
+    those that the first step makes (an optimiser's state), just before place `late_at` of `order`. `threads`: host
+    threads that call matrix libraries, each with a workspace.
     """
 
     nbytes: tuple[int, ...]

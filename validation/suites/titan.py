@@ -2,12 +2,12 @@
 
 The program is TorchTitan's own model, of early 2025. Each distinct one is captured with three and with four layers; a
 step of n layers is the first and n - 3 times the difference. Compiled rows have TorchInductor's kernels within layers,
-one an ATen call outside: TorchTitan compiles block by block and left the loss out. Pipelines (TorchTitan's default: as
-many micro-batches as stages) follow 1F1B, interleaved ones with two chunks a stage, and gather and reduce over FSDP once
-a step. Context parallelism is PyTorch's ring attention with its load balance, captured. Assumptions: what torch 2.6 does
-(FlashAttention-2; which transfers asynchronous tensor parallelism pipelines: `titan_async`), TorchAO's recipes
-(`titan_float8`), and a board whose clock is that of its power limit (`docs/analytical.md`). Peak memory is that of whole
-steps: `titan_memory`.
+one an ATen call outside: TorchTitan compiles block by block and left the loss out. Pipelines (TorchTitan's default:
+as many micro-batches as stages) follow 1F1B, interleaved ones with two chunks a stage, and gather and reduce over FSDP
+once a step. Context parallelism is PyTorch's ring attention with its load balance, captured. Assumptions: what torch
+2.6 does (FlashAttention-2; which transfers asynchronous tensor parallelism pipelines: `titan_async`), TorchAO's recipes
+(`titan_float8`), and a board whose clock is that of its power limit (`docs/analytical.md`). Peak memory is that of
+whole steps: `titan_memory`.
 """
 
 import math
