@@ -66,6 +66,7 @@ def test_layers_are_split_as_torchtitan_does_it(examples: Path) -> None:
     assert stages.split(11, 4) == [0, 2, 5, 8, 11]  # what is over beyond the middle goes to the last
 
 
+@pytest.mark.slow
 def test_checkpoints_and_compiled_layers_save_memory(small: Any) -> None:
     large = replace(SMALL, batch=64)
     full, some = small(large), small(replace(large, recompute="selective"))
