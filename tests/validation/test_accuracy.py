@@ -20,7 +20,7 @@ _ROWS = {"neusight": 50, "gemm": 50, "vidur": 60, "collectives": 50}
 GOLDEN = Path(__file__).parent / "golden" / "accuracy.json"
 
 
-_SLOW = ("gemm", "neusight", "torchtitan")
+_SLOW = ("gemm", "neusight", "torchtitan", "tpu-steps")
 _TORCH = ("vtrain", "torchtitan")
 _SUITES = [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in SUITES if name != "hespas"]
 

@@ -1,5 +1,6 @@
 """TorchTitan's rows: how a row becomes a program, and what 8 bits and FlashAttention-2 change."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from stablecast.lowering.products import TF32_ARITHMETIC
 from stablecast.lowering.target import Target
 from stablecast.validation.suites import titan
 from stablecast.validation.suites.base import Data, examples_folder
-from stablecast.validation.suites.captures import kernels
+from stablecast.validation.suites.captures import example_kernels, kernels
 from stablecast.validation.suites.titan_async import pipelined_share
 from stablecast.validation.suites.titan_float8 import RECIPES, as_torchao, in_float8
 
@@ -175,3 +176,20 @@ def test_a_pipeline_waits_for_fsdp_once_a_step(monkeypatch: pytest.MonkeyPatch) 
     # 16 of 126 layers a stage, for 8 micro-batches and 7 others' places
     assert model.step(RECORD).time.tolist() == [(15 * 0.75 + 0.25) * 16] * 3
     assert model.step(RECORD | {"schedule": "interleaved-1f1b"}).time.tolist() == [(11.5 * 0.75 + 0.25) * 16] * 3
+
+
+def test_what_dtensor_advises_authors_stays_out_of_a_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("STABLECAST_CACHE", str(tmp_path / "cache"))
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+
+    def make() -> DeviceProgram:
+        logger.warning("this is suboptimal")
+        logger.error("this is wrong")
+        return DeviceProgram("none", (), KernelTable.of([]), SymbolicWork())
+
+    example_kernels(tmp_path, "torch", "advice", make)
+    assert [record.message for record in caplog.records] == ["this is wrong"]
+    logger.warning("of the user's own program")
+    assert len(caplog.records) == 2

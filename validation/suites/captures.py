@@ -7,8 +7,9 @@ programs also under the rules that lower them; nothing is made again because of 
 import contextlib
 import hashlib
 import importlib
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,6 +31,8 @@ _NO_PART: Final = ("xla", "traces")
 """Frontends that no example program goes through."""
 
 _DECLARED: Final = ("nms", "qnms")
+_ADVICE: Final = "torch.distributed.tensor._redistribute"
+"""Where DTensor tells authors of programs what would be faster."""
 
 
 @cache
@@ -112,7 +115,23 @@ def example_kernels(folder: Path, package: str, choices: object, make: Callable[
 
     `package`: what the program is written in. `choices`: script, settings and target, which their `repr` tells apart.
     """
-    return module_kernels(_examples_state(folder, package).encode(), choices, make)
+
+    def quietly() -> DeviceProgram:
+        with _without_advice():
+            return make()
+
+    return module_kernels(_examples_state(folder, package).encode(), choices, quietly)
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    logger = logging.getLogger(_ADVICE)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def module_kernels(content: bytes, choices: object, make: Callable[[], DeviceProgram]) -> DeviceProgram:
