@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,10 @@ class KernelClass(StrEnum):
     FFT = "fft"
     COPY = "copy"
     CUSTOM = "custom"
+
+
+COMPILED: Final = "compiled"
+"""`KernelRow.library` of what a compiler wrote for one program; empty: a library's or a framework's own kernel."""
 
 
 @dataclass(frozen=True, slots=True)

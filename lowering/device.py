@@ -25,7 +25,7 @@ from stablecast.ir.device_program import (
 )
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import Groups, all_devices
-from stablecast.ir.kernels import KernelClass, KernelRow, KernelTableBuilder
+from stablecast.ir.kernels import COMPILED, KernelClass, KernelRow, KernelTableBuilder
 from stablecast.ir.pause import paused_gc
 from stablecast.ir.program import NO_LAUNCH, Op, Program
 from stablecast.ir.schedule import LaunchTable, Schedule
@@ -321,6 +321,8 @@ class _Lowering:
         if row is None:
             made = make_row(graph, group, measure(), arithmetic)
             made = replace(made, launches=count, waits=waits.near, row_waits=waits.rows)
+            if group.launch < 0 and not made.library:
+                made = replace(made, library=COMPILED)
             made = with_extras(made if klass is None else replace(made, klass=klass), *extra)
             row = self._builder.add(whole, made, [graph.ops[node] for node in members])
         kernel_row = self._builder.row(row)

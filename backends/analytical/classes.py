@@ -13,7 +13,7 @@ from stablecast.backends.analytical.tpu_attention import attention_time as tpu_a
 from stablecast.backends.analytical.tpu_grouped import grouped_time
 from stablecast.backends.device import Device
 from stablecast.backends.estimates import BoolArray, FloatArray, TextArray
-from stablecast.ir.kernels import KernelClass, KernelTable
+from stablecast.ir.kernels import COMPILED, KernelClass, KernelTable
 
 _GROUP: Final = {
     KernelClass.MATMUL: "matmul",
@@ -157,7 +157,8 @@ def _waiting_time(rows: Rows, constants: Constants) -> FloatArray:
     """What the slowest threads wait for, access after access; the trees of reductions among it."""
     table = rows.table
     time = table.waits * constants["latency.access"] + table.row_waits * constants["latency.row"]
-    trees = np.where(rows.is_group("reduce"), np.maximum(rows.launches, 0.0), 0.0)
+    own = rows.is_group("reduce") & (table.library != COMPILED)  # measured on PyTorch's kernels alone
+    trees = np.where(own, np.maximum(rows.launches, 0.0), 0.0)
     return time + trees * constants["latency.reduce"]
 
 

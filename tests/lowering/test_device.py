@@ -13,6 +13,7 @@ from stablecast.ir.attributes import Shift
 from stablecast.ir.device_program import Branch, Collective, DeviceProgram, Kernel, Loop
 from stablecast.ir.errors import InputError
 from stablecast.ir.groups import all_devices
+from stablecast.ir.kernels import COMPILED
 from stablecast.ir.reader import read
 from stablecast.lowering.combine import plan_buckets
 from stablecast.lowering.device import Target, lower
@@ -66,6 +67,12 @@ def test_private_functions_count_at_every_call(lowered: Lower) -> None:
     inner = jax.jit(lambda a: a @ a)
     program = lowered(lambda x: inner(x) + inner(x + 1) + inner(x * 2), SQUARE)
     assert program.work.evaluate()[0].matmul_flops == 3 * DOT
+
+
+def test_kernels_of_a_compiler_are_marked(lowered: Lower) -> None:
+    """What was measured of a framework's own kernels does not hold for them."""
+    program = lowered(lambda x: jnp.sum(x, 0), SQUARE)
+    assert (program.table.library.tolist(), program.table.klass.tolist()) == ([COMPILED], ["reduction"])
 
 
 def test_dependencies_point_backwards(lowered: Lower) -> None:

@@ -100,6 +100,6 @@ def test_without_timm_only_what_is_on_disk(cache: Path, tmp_path: Path, monkeypa
         (folder / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
     with pytest.raises(
         captures.StablecastError,
-        match="no row of suite timm could be made: timm: models whose captures are not on disk",
+        match="no row of suite timm could be made: timm: its models cannot be captured here: No module named 'timm'",
     ):
         run_accuracy("timm", tmp_path / "data", "analytical")

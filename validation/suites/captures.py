@@ -9,7 +9,7 @@ import hashlib
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -124,7 +124,7 @@ def example_kernels(folder: Path, package: str, choices: object, make: Callable[
 
 
 @contextlib.contextmanager
-def _without_advice() -> Iterator[None]:
+def _without_advice() -> Generator[None]:
     logger = logging.getLogger(_ADVICE)
     level = logger.level
     logger.setLevel(logging.ERROR)

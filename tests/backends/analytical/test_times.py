@@ -17,7 +17,7 @@ from stablecast.backends.catalogue import Catalogue
 from stablecast.backends.device import Device, Quantity
 from stablecast.backends.estimates import Backend
 from stablecast.ir.errors import InputError
-from stablecast.ir.kernels import KernelClass, KernelRow, KernelTable
+from stablecast.ir.kernels import COMPILED, KernelClass, KernelRow, KernelTable
 
 
 def time_of(backend: AnalyticalBackend, device: Device, row: KernelRow) -> float:
@@ -82,7 +82,9 @@ def test_chains_of_accesses_are_waited_for(waiting: AnalyticalBackend, device: D
     gather = KernelRow(klass="gather", bytes_read=1e6, waits=10, row_waits=4)
     assert time_of(waiting, device, gather) == pytest.approx(5e-6)
     assert time_of(waiting, device, replace(gather, bytes_read=1e7)) == pytest.approx(1e-5)
-    assert time_of(waiting, device, KernelRow(klass="reduction", bytes_read=1e3, launches=2)) == pytest.approx(8e-6)
+    means = KernelRow(klass="reduction", bytes_read=1e3, launches=2)
+    assert time_of(waiting, device, means) == pytest.approx(8e-6)
+    assert time_of(waiting, device, replace(means, library=COMPILED)) == pytest.approx(1e-9)
     assert time_of(waiting, replace(device, kind="tpu"), gather) == pytest.approx(1e-6)
 
 
